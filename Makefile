@@ -1,0 +1,43 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup demo test test-integration test-slow bench lint clean
+
+setup: $(VENV)/.dev
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedgloss needs Python 3.11 or newer; run make PYTHON=python3.11 ..."; exit 1; }
+	@test -x $(BIN)/python || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing fedgloss and what it needs (the first time downloads PyTorch) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.base
+	@$(BIN)/python examples/digits.py
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: lint
+	@$(BIN)/pytest -n 2 -m "not integration and not slow"
+
+test-integration: $(VENV)/.dev
+	@$(BIN)/pytest -m integration tests
+
+test-slow: $(VENV)/.dev
+	@$(BIN)/pytest -m slow tests
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,34 @@
+"""The methods, one file each."""
+
+from .adabest import AdaBest
+from .averages import Swa, Wima
+from .centralised import Centralised
+from .fedavg import FedAvg
+from .feddyn import FedDyn
+from .fedgloss import FedGloSS
+from .fedlesam import FedLESAM
+from .fedprox import FedProx
+from .fedsmoo import FedSMOO
+from .fedspeed import FedSpeed
+from .mofedsam import MoFedSAM
+from .naive_fedgloss import NaiveFedGloSS
+from .scaffold import Scaffold
+from .server_sam import ServerSam
+
+__all__ = [
+    "AdaBest",
+    "Centralised",
+    "FedAvg",
+    "FedDyn",
+    "FedGloSS",
+    "FedLESAM",
+    "FedProx",
+    "FedSMOO",
+    "FedSpeed",
+    "MoFedSAM",
+    "NaiveFedGloSS",
+    "Scaffold",
+    "ServerSam",
+    "Swa",
+    "Wima",
+]

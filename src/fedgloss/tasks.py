@@ -1,0 +1,208 @@
+"""Model and client data become mini-batch gradients of a vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .data import Federation, Samples
+from .errors import InvalidInput, require
+from .messages import Purpose
+from .randomness import seeded_torch, stream, torch_seed
+from .vectors import Layout, Vector
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> the batch's mean loss, a scalar."""
+
+Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> one value per sample."""
+
+EVALUATION_BATCH = 500
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).float()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be learnt: a federation, a network, a loss, and what to measure on the test set.
+
+    ``model`` is a module, whose weights are the starting point, or a function that builds one.
+    """
+
+    federation: Federation
+    model: nn.Module | Callable[[], nn.Module]
+    loss: Loss = F.cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy})
+    device: str = "cpu"
+
+    def build(self, seed: int) -> nn.Module:
+        """A new module with the starting weights of this seed."""
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        with seeded_torch(torch_seed(seed, "model")):
+            module = self.model()
+        require(isinstance(module, nn.Module), "model", f"built a {type(module).__name__}, no nn.Module")
+        return module
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch ready for the network, with the seed of whatever the network itself draws (dropout)."""
+
+    inputs: Tensor
+    targets: Tensor
+    seed: int
+
+
+class Objective:
+    """A network and a loss as functions of a flat vector."""
+
+    def __init__(self, module: nn.Module, loss: Loss, device: str = "cpu") -> None:
+        self.layout = Layout.of(module)
+        self.module = module.to(device)
+        self.loss = loss
+        self.device = torch.device(device)
+        named = dict(self.module.named_parameters())
+        self._parameters = [named[entry.name] for entry in self.layout.entries]
+
+    def initial(self) -> Vector:
+        """The module's weights as they are now."""
+        return self.layout.flatten(self.module)
+
+    def gradient(self, params: Vector, batch: Batch) -> tuple[Tensor, Vector]:
+        """The batch's mean loss and its gradient, a new vector."""
+        self._bind(params)
+        self.module.train()
+        torch.manual_seed(batch.seed)
+        loss = self.loss(self.module(batch.inputs), batch.targets)
+        parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        gradient = torch.empty_like(params)
+        for view, part in zip(self.layout.views(gradient), parts, strict=True):
+            if part is None:
+                view.zero_()
+            else:
+                view.copy_(part)
+        return loss.detach(), gradient
+
+    @torch.no_grad()
+    def outputs(self, params: Vector, inputs: Tensor) -> Tensor:
+        """What the network answers in evaluation mode."""
+        self._bind(params)
+        self.module.eval()
+        outputs: Tensor = self.module(inputs)
+        return outputs
+
+    def _bind(self, params: Vector) -> None:
+        for parameter, view in zip(self._parameters, self.layout.views(params), strict=True):
+            parameter.data = view
+
+
+def try_out(objective: Objective, params: Vector, federation: Federation) -> None:
+    """One small batch through network, loss and gradient, so that what does not fit is said before training."""
+    inputs, targets = federation.train.fetch(federation.partition[0][:2])
+    inputs = federation.transform.test(inputs).to(objective.device)
+    what = f"a batch of inputs {tuple(inputs.shape)} {inputs.dtype}, targets {tuple(targets.shape)} {targets.dtype}"
+    try:
+        batch = Batch(inputs, targets.to(objective.device), seed=0)
+        loss, gradient = objective.gradient(params, batch)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput(f"model: cannot be trained on {what}: {reason}") from error
+    if not bool(torch.isfinite(loss)) or objective.layout.first_non_finite(gradient):
+        raise InvalidInput(f"model: loss or gradient is not finite at the starting weights, on {what}")
+
+
+class ClientObjective:
+    """One client in one exchange: its shuffled batches and their gradients (a ``ClientTask``)."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        federation: Federation,
+        client: int,
+        *,
+        seed: int,
+        round: int,
+        purpose: Purpose,
+    ) -> None:
+        self._objective = objective
+        self._federation = federation
+        self._indices = federation.partition[client]
+        self._stream = stream(seed, purpose, round, client)
+        self._losses: list[tuple[int, Tensor]] = []
+        self._last: Batch | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self._indices)
+
+    @property
+    def layout(self) -> Layout:
+        return self._objective.layout
+
+    def batches(self, batch_size: int, epochs: int) -> Iterator[Batch]:
+        for _ in range(epochs):
+            order = self._stream.permutation(self._indices)
+            for start in range(0, len(order), batch_size):
+                inputs, targets = self._federation.train.fetch(order[start : start + batch_size])
+                inputs = self._federation.transform.train(inputs, self._stream)
+                device, seed = self._objective.device, int(self._stream.integers(2**62))
+                yield Batch(inputs.to(device), targets.to(device), seed)
+
+    def gradient(self, params: Vector, batch: Batch) -> Vector:
+        loss, gradient = self._objective.gradient(params, batch)
+        if batch is not self._last:  # SAM's second look at a batch is not training loss
+            self._losses.append((len(batch.targets), loss))
+            self._last = batch
+        return gradient
+
+    def mean_loss(self) -> float:
+        total = sum(count * float(loss) for count, loss in self._losses)
+        return total / max(1, sum(count for count, _ in self._losses))
+
+
+def client_tasks(
+    objective: Objective, federation: Federation, seed: int
+) -> Callable[[int, int, Purpose], ClientObjective]:
+    """What a simulating transport asks for: (client, round, purpose) -> task."""
+
+    def task(client: int, round: int, purpose: Purpose) -> ClientObjective:
+        return ClientObjective(objective, federation, client, seed=seed, round=round, purpose=purpose)
+
+    return task
+
+
+def evaluate(
+    objective: Objective,
+    params: Vector,
+    samples: Samples,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+) -> dict[str, float]:
+    """Means over all samples, in fixed batches, summed in float64: the same whatever the machine is doing."""
+    totals: dict[str, float] = dict.fromkeys(["loss", *metrics], 0.0)
+    for start in range(0, len(samples), EVALUATION_BATCH):
+        indices = np.arange(start, min(start + EVALUATION_BATCH, len(samples)), dtype=np.int64)
+        inputs, targets = samples.fetch(indices)
+        inputs = federation.transform.test(inputs).to(objective.device)
+        targets = targets.to(objective.device)
+        outputs = objective.outputs(params, inputs)
+        totals["loss"] += float(objective.loss(outputs, targets)) * len(indices)
+        for name, metric in metrics.items():
+            values = metric(outputs, targets)
+            if values.shape != (len(indices),):
+                raise InvalidInput(
+                    f"metrics.{name}: must give one value per sample, shape ({len(indices)},), "
+                    f"got {tuple(values.shape)}"
+                )
+            totals[name] += float(values.cpu().double().sum())
+    return {name: total / len(samples) for name, total in totals.items()}

@@ -1,0 +1,50 @@
+"""One client after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+from ..algorithm import Algorithm, ClientTask
+from ..divergence import check_update
+from ..messages import Broadcast, ClientState, Purpose, Update
+from .client_store import ClientStore
+
+Tasks: TypeAlias = Callable[[int, int, Purpose], ClientTask]
+"""(client, round, purpose) -> the client's task for that exchange."""
+
+
+def run_client(
+    algorithm: Algorithm,
+    tasks: Tasks,
+    broadcast: Broadcast,
+    client: int,
+    memory: ClientState | None,
+) -> tuple[Update, ClientState]:
+    """One client's part in one exchange, the same on every simulating transport."""
+    task = tasks(client, broadcast.round, broadcast.purpose)
+    if memory is None:
+        memory = algorithm.init_client(broadcast["params"])
+    params = broadcast["params"]
+    with torch.random.fork_rng([params.device] if params.is_cuda else []):  # batches seed dropout
+        update, memory = algorithm.client_update(broadcast, memory, task)
+    check_update(update, task.layout, client=client, round=broadcast.round)
+    return update, memory
+
+
+class SerialTransport:
+    """The reference every other transport must equal bit for bit."""
+
+    def __init__(self, algorithm: Algorithm, tasks: Tasks, store: ClientStore) -> None:
+        self.algorithm = algorithm
+        self.tasks = tasks
+        self.store = store
+
+    def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
+        for client in cohort:
+            update, memory = run_client(self.algorithm, self.tasks, broadcast, client, self.store.get(client))
+            if broadcast.purpose == "train":
+                self.store.put(client, memory)
+            yield update
