@@ -1,0 +1,5 @@
+"""`python -m fedgloss`."""
+
+from .cli import main
+
+main()
