@@ -39,21 +39,22 @@ def encode(message: Message) -> bytes:
     tensors["scalars"] = np.array(list(scalars.values()), dtype=np.float64)
     whole = [int(getattr(message, name)) for name in _WHOLE_NUMBERS[type(message)]]
     tensors["whole"] = np.array(whole, dtype=np.int64)
-    metadata = {"kind": type(message).__name__, "scalars": json.dumps(list(scalars))}
+    header: dict[str, Any] = {"kind": type(message).__name__, "scalars": list(scalars)}
     if isinstance(message, Broadcast):
-        metadata["purpose"] = message.purpose
-    return safetensors.numpy.save(tensors, metadata)
+        header["purpose"] = message.purpose
+    # one key, since safetensors writes several in no fixed order: equal messages are equal bytes
+    return safetensors.numpy.save(tensors, {"message": json.dumps(header)})
 
 
 def decode(kind: type[M], data: bytes, *, size: int | None = None) -> M:
     """The message in ``data``, refused unless it is of this ``kind`` and each vector has ``size`` entries."""
-    metadata = _metadata(data)
-    if metadata.get("kind") != kind.__name__:
-        raise InvalidInput(f"message: a {kind.__name__} was expected, got {metadata.get('kind')!r}")
+    header = _header(data)
+    if header.get("kind") != kind.__name__:
+        raise InvalidInput(f"message: a {kind.__name__} was expected, got {header.get('kind')!r}")
     try:
         tensors = safetensors.numpy.load(data)
-        names = json.loads(metadata["scalars"])
-        scalars = {str(n): float(v) for n, v in zip(names, tensors.pop("scalars"), strict=True)}
+        values = tensors.pop("scalars")
+        scalars = {str(n): float(v) for n, v in zip(header["scalars"], values, strict=True)}
         whole = [int(v) for v in tensors.pop("whole")]
         fields: dict[str, Any] = dict(zip(_WHOLE_NUMBERS[kind], whole, strict=True))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -68,7 +69,7 @@ def decode(kind: type[M], data: bytes, *, size: int | None = None) -> M:
             )
         vectors[name.removeprefix("vector.")] = torch.from_numpy(array)
     if kind is Broadcast:
-        fields["purpose"] = metadata.get("purpose")
+        fields["purpose"] = header.get("purpose")
         if fields["purpose"] not in _PURPOSES or scalars:
             raise InvalidInput(f"message: unknown purpose {fields['purpose']!r}")
     else:
@@ -98,10 +99,10 @@ def _structure_size(
     return len(encode(kind(vectors=vectors, **fields)))
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def _header(data: bytes) -> dict[str, Any]:
     try:
         (length,) = struct.unpack_from("<Q", data)
         header = json.loads(data[8 : 8 + length])
-        return dict(header["__metadata__"])
+        return dict(json.loads(header["__metadata__"]["message"]))
     except (struct.error, ValueError, KeyError, TypeError, OverflowError):
         raise InvalidInput("message: not a safetensors message") from None

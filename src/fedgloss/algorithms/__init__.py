@@ -14,8 +14,11 @@ from .mofedsam import MoFedSAM
 from .naive_fedgloss import NaiveFedGloSS
 from .scaffold import Scaffold
 from .server_sam import ServerSam
+from .table import FIDELITIES, METHODS, Method, build
 
 __all__ = [
+    "FIDELITIES",
+    "METHODS",
     "AdaBest",
     "Centralised",
     "FedAvg",
@@ -25,10 +28,12 @@ __all__ = [
     "FedProx",
     "FedSMOO",
     "FedSpeed",
+    "Method",
     "MoFedSAM",
     "NaiveFedGloSS",
     "Scaffold",
     "ServerSam",
     "Swa",
     "Wima",
+    "build",
 ]

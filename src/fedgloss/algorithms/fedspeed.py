@@ -36,6 +36,7 @@ class FedSpeed:
     gradients     2 a step
     ============  ============================================================
 
+    >>> from fedgloss.gradients import Mixed
     >>> from fedgloss.testing import Quadratics
     >>> toy = Quadratics(clients=4, dimension=3, seed=0)
     >>> speed = FedSpeed(beta=10, gradient=Mixed(rho=0.01), local=LocalTraining(lr=0.1, epochs=8))

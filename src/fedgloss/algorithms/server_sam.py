@@ -17,12 +17,13 @@ class ServerSam:
     """Shifts the inner algorithm's training broadcasts by ``rho * unit(last pseudo-gradient)``.
 
     ``ServerSam(FedDyn(beta), rho)`` is FedGloSS bit for bit, ``ServerSam(FedAvg(), rho)`` is FedGloSS without
-    ADMM, and any other inner method answers "what would server SAM add to it?".
+    ADMM, and any other inner method answers "what would server SAM add to it?". With ``probe=True`` the ascent
+    follows this round's own pseudo-gradient, asked for in an exchange of its own: NaiveFedGloSS on any method.
 
     ============  ============================================================
     down, up      as the inner method
     client keeps  as the inner method
-    exchanges     as the inner method
+    exchanges     as the inner method; with probe one more, of the inner's first broadcast
     gradients     as the inner method
     ============  ============================================================
 
@@ -36,6 +37,7 @@ class ServerSam:
 
     inner: Algorithm
     rho: Scheduled
+    probe: bool = False
     weights: Weights = "size"
 
     def __post_init__(self) -> None:
@@ -47,10 +49,13 @@ class ServerSam:
         return state.also(pseudo_gradient=torch.zeros_like(params))
 
     def server_round(self, state: ServerState) -> Rounds:
-        ascent = at(self.rho, state.round) * unit(state["pseudo_gradient"])
         pseudo_gradient = state["pseudo_gradient"]
         steps = self.inner.server_round(state)
         broadcast = next(steps)
+        if self.probe:
+            replies = yield replace(broadcast, purpose="probe")
+            pseudo_gradient = -replies.mean("delta", self.weights)
+        ascent = at(self.rho, state.round) * unit(pseudo_gradient)
         while True:
             if broadcast.purpose == "train":
                 shifted = {**broadcast.vectors, "params": broadcast["params"] + ascent}

@@ -1,0 +1,72 @@
+"""Data flows one way through the folders: no module imports against the arrows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedgloss
+
+ROOT = Path(fedgloss.__file__).parent
+MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
+    "errors": set(),
+    "randomness": set(),
+    "vectors": {"errors"},
+    "messages": {"vectors"},
+    "schedules": {"errors"},
+    "codec": {"errors", "messages"},
+    "algorithm": {"errors", "messages", "vectors"},
+    "gradients": {"algorithm", "errors", "schedules", "vectors"},
+    "local": {"algorithm", "errors", "gradients", "messages", "schedules", "vectors"},
+    "server_optimizers": {"errors", "messages", "vectors"},
+    "algorithms": {
+        "algorithm", "errors", "gradients", "local", "messages", "schedules", "server_optimizers", "vectors",
+    },
+    "data": {"errors", "randomness"},
+    "models": {"errors", "vectors"},
+    "sampling": {"errors", "randomness"},
+    "divergence": {"errors", "messages", "vectors"},
+    "tasks": {"data", "errors", "messages", "randomness", "vectors"},
+    "transports": {"algorithm", "codec", "divergence", "errors", "messages", "tasks", "vectors"},
+    "diagnostics": {"algorithm", "codec", "messages", "vectors"},
+    "training": {
+        "algorithm", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",
+        "transports", "vectors",
+    },
+    "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
+}  # fmt: skip
+ANYTHING = {"__init__", "__main__", "cli"}
+
+
+def imports(path: Path) -> set[str]:
+    """The first names below fedgloss that a file imports."""
+    package = path.relative_to(ROOT).parent.parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = [*base, *(node.module.split(".") if node.module else [])]
+            found |= {target[0]} if target else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedgloss"):
+            found.add((node.module or "").split(".")[1] if "." in (node.module or "") else "__init__")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_arrows(path: Path) -> None:
+    unit = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    if unit in ANYTHING:
+        return
+    assert unit in MAY_IMPORT, f"{unit} has no place in the architecture yet: give it one here"
+    assert imports(path) - {unit} <= MAY_IMPORT[unit]
+
+
+def test_importing_fedgloss_loads_nothing_heavy() -> None:
+    code = "import sys, fedgloss; print(' '.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"ray", "flwr", "sklearn", "matplotlib", "plotly", "optuna", "pandas", "typer", "PIL", "pydantic"}
+    assert heavy & set(loaded) == set()
