@@ -113,12 +113,19 @@ def try_out(objective: Objective, params: Vector, federation: Federation) -> Non
     what = f"a batch of inputs {tuple(inputs.shape)} {inputs.dtype}, targets {tuple(targets.shape)} {targets.dtype}"
     try:
         batch = Batch(inputs, targets.to(objective.device), seed=0)
-        loss, gradient = objective.gradient(params, batch)
+        with seeded_torch(0):
+            loss, gradient = objective.gradient(params, batch)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(f"model: cannot be trained on {what}: {reason}") from error
     if not bool(torch.isfinite(loss)) or objective.layout.first_non_finite(gradient):
         raise InvalidInput(f"model: loss or gradient is not finite at the starting weights, on {what}")
+    if objective.loss is F.cross_entropy and not targets.is_floating_point():
+        classes = objective.outputs(params, inputs).shape[1]
+        low, high = int(federation.train.targets.min()), int(federation.train.targets.max())
+        if low < 0 or high >= classes:
+            label = low if low < 0 else high
+            raise InvalidInput(f"model: has {classes} outputs, but the training data has the class {label}")
 
 
 class ClientObjective:

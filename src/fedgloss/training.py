@@ -166,9 +166,14 @@ def train(
     window: int | None = None,
     true_delta_eps: bool = False,
     limits: Limits | None = None,
+    threads: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> History:
-    """Train in this process and return the history. ``cohort`` is the number of clients a round, or a sampling."""
+    """Train in this process and return the history.
+
+    ``cohort`` is the number of clients a round, or a sampling. ``threads`` is how many torch computes with: one
+    gives the bits every other way of running gives too; centralised training may take all there are.
+    """
     plan = Plan(
         rounds=rounds,
         sampling=ExactCohort(cohort) if isinstance(cohort, int) else cohort,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -548,7 +548,7 @@ def test_adaptive_servers_match_torch(toy) -> None:
     states = path(toy, adam, 6, cohort=2)
     params = toy.start.clone().requires_grad_()
     optimiser = torch.optim.Adam([params], lr=0.05, betas=(0.9, 0.999), eps=0.1)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         cohort = ExactCohort(2).cohort(6, 0, before.round)
         transport = SerialTransport(adam, toy.task, MemoryStore())
         deltas = [u["delta"] for u in transport(Broadcast({"params": before["params"]}, before.round), cohort)]

@@ -14,6 +14,7 @@ import fedgloss
 ROOT = Path(fedgloss.__file__).parent
 MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "errors": set(),
+    "compute": set(),
     "randomness": set(),
     "vectors": {"errors"},
     "messages": {"vectors"},
@@ -34,7 +35,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "transports": {"algorithm", "codec", "divergence", "errors", "messages", "tasks", "vectors"},
     "diagnostics": {"algorithm", "codec", "messages", "vectors"},
     "training": {
-        "algorithm", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",
+        "algorithm", "compute", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",
         "transports", "vectors",
     },
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},

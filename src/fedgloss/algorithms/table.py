@@ -201,9 +201,7 @@ def naive_fedgloss(
     return NaiveFedGloSS(server_rho, beta, local, gradient, server_lr, dual)
 
 
-def server_sam(
-    local: LocalTraining, *, inner: Inner, rho: float = 0.15, probe: bool = False
-) -> Algorithm:
+def server_sam(local: LocalTraining, *, inner: Inner, rho: float = 0.15, probe: bool = False) -> Algorithm:
     return ServerSam(inner(local), rho, probe)
 
 

@@ -17,7 +17,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class Samples(Protocol):
-    """Inputs and targets by index; the inputs may live anywhere."""
+    """Inputs and targets by index; the inputs may live anywhere, the targets are at hand."""
+
+    @property
+    def targets(self) -> Tensor: ...
 
     def __len__(self) -> int: ...
 

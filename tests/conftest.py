@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+import torch
+
+torch.set_num_threads(1)  # two test processes on two cores
