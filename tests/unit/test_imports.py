@@ -43,6 +43,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "records": {"errors", "files", "training"},
     "checkpoint": {"codec", "errors", "files", "messages", "records", "transports"},
     "costs": set(),
+    "config": {"algorithms", "errors"},
     "run": {
         "algorithm", "algorithms", "checkpoint", "compute", "costs", "environment", "errors", "files", "messages",
         "records", "tasks", "training", "transports", "vectors",
