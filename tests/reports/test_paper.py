@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 from collections import defaultdict
 from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
 
 import pytest
 
+from fedgloss.algorithms.table import FIDELITIES, METHODS, build
 from fedgloss.errors import InvalidInput
+from fedgloss.local import LocalTraining
 from fedgloss.reports import paper
 from fedgloss.reports.paper import Cell, Published, Setting, cells, chosen, exhibit, grid, table
 
@@ -148,6 +153,33 @@ def test_a_grid_has_the_chosen_values_in_it() -> None:
             assert tried.keys() == picked.keys()
             assert all(picked[name] in tried[name] for name in tried)
     assert grid("cifar10-cnn", "feddyn", "sgd") == {"beta": (1000, 100, 10)}
+
+
+def test_every_setting_builds_its_method() -> None:
+    settings = {cell.setting for cell in cells()}
+    assert len(settings) > 150
+    for setting in settings:
+        local = LocalTraining(**setting.local_training)
+        client = {"client": setting.client} if METHODS[setting.method].takes_client else {}
+        for fidelity in FIDELITIES:
+            build(setting.method, local, fidelity=fidelity, **client, **setting.options)
+
+
+def test_methods_are_those_of_the_package() -> None:
+    assert {name for name in paper.EITHER_CLIENT if METHODS[name].takes_client} == set(paper.EITHER_CLIENT)
+    assert not [name for name in paper.FIXED_CLIENTS if METHODS[name].takes_client]
+    known = {*paper.EITHER_CLIENT, *paper.FIXED_CLIENTS}
+    assert {name for name in known if METHODS[name].centralised} == set(paper.CENTRALISED)
+
+
+def test_published_communication_is_what_the_methods_declare() -> None:
+    for cell in SETTLED:
+        if cell.quantity == "communication":
+            method = METHODS[cell.setting.method]
+            assert cell.published is not None
+            assert method.down is not None
+            assert method.up is not None
+            assert cell.published.value == (method.down + method.up) / 2
 
 
 # ---- what the published numbers say of each other ---------------------------------------------------------------
@@ -350,3 +382,27 @@ def test_a_slip_in_the_settings_is_refused(old, new, message) -> None:
     with pytest.raises(InvalidInput) as caught:
         paper._read_settings(text.replace(old, new, 1), "settings.toml")
     assert message in str(caught.value)
+
+
+# ---- the documentation ------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "landmarks": "Landmarks"}
+
+
+def test_the_page_lists_everything_with_what_it_needs() -> None:
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| `\w+:.*$", text, re.MULTILINE)
+    expected = []
+    for found in paper.exhibits():
+        needed = paper.runs(found.cells)
+        data = ", ".join(NAMES[name] for name in NAMES if name in {cell.setting.dataset for cell in found.cells})
+        rounds = sum(needed.values())
+        expected.append(f"| `{found.label}` | {found.about} | {data} | {len(needed):,} | {rounds:,} |")
+    assert rows == expected
+    every = paper.runs(cells())
+    assert f"everything together is {len(every):,} runs and {sum(every.values()):,} rounds" in text
+
+
+def test_the_pages_examples_are_true() -> None:
+    assert doctest.testfile(str(PAGE), module_relative=False) == (0, 4)

@@ -56,6 +56,11 @@ def test_nothing_published_has_no_verdict() -> None:
     assert verdict("sota_cnn_eig/cifar100/alpha=0/scaffold", [60.0, 61.0]).verdict is None
 
 
+def test_clients_of_another_seed_are_not_compared() -> None:
+    found = verdict("eigs_fedgloss/cifar10/client1/lambda_1_global/fedgloss-sam", [4.0, 5.0])
+    assert (found.verdict, found.mean) == (None, 4.5)
+
+
 def test_a_shortened_run_has_no_verdict() -> None:
     found = verdict(ACCURACY, [83.9, 83.9, 83.9], rounds=9999)
     assert (found.verdict, found.reason) == (None, "stopped after 9999 of 10000 rounds")

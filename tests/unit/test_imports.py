@@ -38,6 +38,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
         "algorithm", "compute", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",
         "transports", "vectors",
     },
+    "reports": {"errors"},
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli"}

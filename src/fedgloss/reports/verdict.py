@@ -59,6 +59,8 @@ def judge(cell: Cell, results: Sequence[Result], *, rounds: int | None = None, s
 
     if published is None or published.outcome == "absent":
         return Judgement(None, "the paper prints no value", mean, sd)
+    if quantity.by_client:
+        return Judgement(None, "other seeds draw other clients", mean, sd)
     if scaled:
         return Judgement(None, "the run was scaled down", mean, sd)
     if stopped and _undecided(cell, published, results, rounds or 0):
