@@ -8,7 +8,6 @@ method, what ``fidelity`` implies, a file, command-line options, ``--set``. Each
 from __future__ import annotations
 
 import difflib
-import hashlib
 import inspect
 import json
 import tomllib
@@ -104,19 +103,6 @@ class Config(Section):
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     training: TrainingSection = Field(default_factory=TrainingSection)
     run: RunSection = Field(default_factory=RunSection)
-
-    def decisive(self) -> dict[str, Any]:
-        """What decides the numbers: all but ``run``, whose device counts, and how many rounds are asked for."""
-        plain = self.model_dump(mode="json")
-        plain["run"] = {"device": self.run.device}
-        return plain
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for runs that are the same up to their length."""
-        plain = self.decisive()
-        plain["training"] = {k: v for k, v in plain["training"].items() if k != "rounds"}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

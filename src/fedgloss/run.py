@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import signal
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from .algorithm import Algorithm
 from .algorithms import TailAverage
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, summary_of_differences
 from .compute import compute_threads
 from .costs import ledger
 from .environment import describe_environment, differing_environment
@@ -31,7 +34,7 @@ from .records import (
     torn_line,
     write_json,
 )
-from .tasks import Objective, Problem, client_tasks, evaluate, try_out
+from .tasks import Objective, Problem, client_spread, client_tasks, evaluate, try_out
 from .training import Plan, Step, steps
 from .transports import DiskStore, SerialTransport
 from .vectors import Vector
@@ -41,20 +44,34 @@ Status = Literal["finished", "diverged", "interrupted"]
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides a run's numbers, and the configuration it was built from."""
+    """All that decides a run's numbers, and the configuration (TOML) it was built from."""
 
     algorithm: Algorithm
     problem: Problem
     plan: Plan
-    config_text: str
-    config: Mapping[str, Any]
-    config_hash: str
+    config: str = ""
+    evaluate_on: Literal["test", "validation"] = "test"
+    client_accuracy: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for jobs that differ at most in length and in how they are carried out."""
+        return hashlib.sha256(json.dumps(decisive(self.config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def decisive(config: str) -> dict[str, Any]:
+    """The part of a configuration that decides each round's numbers."""
+    content = tomllib.loads(config)
+    content["run"] = {"device": content.get("run", {}).get("device", "cpu")}
+    content["training"] = {k: v for k, v in content.get("training", {}).items() if k != "rounds"}
+    return content
 
 
 @dataclass(frozen=True)
 class Execution:
     """How to carry a job out: nothing here changes its numbers."""
 
+    workers: int | Literal["auto"] = 1
     checkpoint_seconds: float = 60.0
     keep_every: int | None = None
     client_memory: int | None = None
@@ -150,18 +167,21 @@ class _Loop:
             self.algorithm, client_tasks(self.objective, federation, job.plan.seed), self.store
         )
 
+        judged = federation.test if job.evaluate_on == "test" else federation.validation
+
         def judge(params: Vector) -> Mapping[str, float]:
-            assert federation.test is not None
-            return evaluate(self.objective, params, federation.test, federation, job.problem.metrics)
+            assert judged is not None
+            found = evaluate(self.objective, params, judged, federation, job.problem.metrics)
+            if job.client_accuracy:
+                found |= client_spread(self.objective, params, federation, job.problem.metrics)
+            return found
 
         layout, interruption = self.objective.layout, Interruption()
         with interruption.handled(), compute_threads(1):
             self._save(state)
             last_save = started = time.monotonic()
             try:
-                for step in steps(
-                    self.algorithm, job.plan, state, transport, layout, judge if federation.test else None
-                ):
+                for step in steps(self.algorithm, job.plan, state, transport, layout, judge if judged else None):
                     now = time.monotonic()
                     self._record(step, now - started)
                     state, started = step.state, now
@@ -197,7 +217,7 @@ class _Loop:
             state,
             self.store,
             layout=self.objective.layout.fingerprint,
-            config=self.job.config_hash,
+            config=self.job.fingerprint,
             journals=self.journals,
         )
         self._saved = state.round
@@ -215,9 +235,15 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
             raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
         with disk_errors(folder.path):
             write_json(folder.environment, {"format": FORMAT, **environment})
-            write_atomically(folder.config, job.config_text.encode())
+            write_atomically(folder.config, job.config.encode())
         return []
     folder.require()
+    differences = summary_of_differences(decisive(folder.config.read_text()), decisive(job.config))
+    if differences:
+        raise InvalidInput(
+            f"{folder.path}: holds a run with another configuration ({'; '.join(differences)}); "
+            "choose another --out, or resume it as it is"
+        )
     notices = []
     if torn_line(folder.rounds):
         notices.append("the last line of rounds.jsonl was torn by a crash and is dropped")
@@ -225,7 +251,7 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     if changed:
         notices.append(f"this machine may give other last bits: {'; '.join(changed)}")
     with disk_errors(folder.path):
-        write_atomically(folder.config, job.config_text.encode())
+        write_atomically(folder.config, job.config.encode())
     return notices
 
 
@@ -241,8 +267,10 @@ def _starting_point(
         job.plan.sampling.check(state.population)
         return state, {}
     manifest = checkpoints.manifest(done)
-    if manifest.config != job.config_hash:
-        raise InvalidInput(f"{checkpoints.folder.path}: was made with another configuration")
+    if done > job.plan.rounds:
+        raise InvalidInput(f"training.rounds: {job.plan.rounds} asked for, but the run has done {done} already")
+    if manifest.config != job.fingerprint:
+        raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint was made with another configuration")
     if manifest.layout != objective.layout.fingerprint:
         raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint is of another network")
     return checkpoints.state(done), manifest.lengths
@@ -267,7 +295,7 @@ def _open_store(
 
 
 PROTOCOL = (
-    "The unperturbed global model (or the method's own average of models) on the whole test set, without "
+    "The unperturbed global model (or the method's own average of models) on the whole {on} set, without "
     "augmentation, every {every} rounds and after each of the last {window} rounds; reported is the mean over "
     "those last {window} rounds, never the best."
 )
@@ -290,7 +318,7 @@ def summarise(folder: RunFolder, job: Job, status: Status, divergence: Diverged 
         "planned_rounds": job.plan.rounds,
         "reported": reported,
         "last_evaluation": evaluations[-1] if evaluations else None,
-        "protocol": PROTOCOL.format(every=job.plan.eval_every, window=window),
+        "protocol": PROTOCOL.format(on=job.evaluate_on, every=job.plan.eval_every, window=window),
         "window": window,
         "traffic": {**asdict(travelled), "bytes": travelled.bytes, "factor": travelled.factor},
         "seconds": round(seconds, 3),

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .data import Federation, Samples
+from .data import Federation, Samples, Subset
 from .errors import InvalidInput, require
 from .messages import Purpose
 from .randomness import seeded_torch, stream, torch_seed
@@ -186,6 +186,24 @@ def client_tasks(
         return ClientObjective(objective, federation, client, seed=seed, round=round, purpose=purpose)
 
     return task
+
+
+def client_spread(
+    objective: Objective, params: Vector, federation: Federation, metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """How evenly a model serves the clients: each metric on every client's own training samples (without
+    augmentation), as mean and 10th, 50th and 90th percentile over clients."""
+    per_client = [
+        evaluate(objective, params, Subset(federation.train, federation.partition[k]), federation, metrics)
+        for k in range(federation.population)
+    ]
+    spread: dict[str, float] = {}
+    for name in metrics:
+        values = np.array([found[name] for found in per_client])
+        spread[f"client_{name}_mean"] = float(values.mean())
+        for share in (10, 50, 90):
+            spread[f"client_{name}_p{share}"] = float(np.percentile(values, share))
+    return spread
 
 
 def evaluate(

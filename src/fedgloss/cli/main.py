@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from ..errors import InvalidInput
+from .comparing import compare
+from .inspecting import doctor, list_all, runs, show
+from .planning import plan
+from .running import export, resume, run
 
 app = typer.Typer(
     name="fedgloss",
@@ -16,9 +21,31 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
-    """Global options come here."""
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None: ...
+
+
+app.command("list")(list_all)
+app.command()(show)
+app.command()(plan)
+app.command()(run)
+app.command()(resume)
+app.command()(compare)
+app.command()(runs)
+app.command()(export)
+app.command()(doctor)
 
 
 def main() -> None:
@@ -26,5 +53,6 @@ def main() -> None:
     try:
         app()
     except InvalidInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
         sys.exit(2)

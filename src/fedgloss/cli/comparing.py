@@ -1,0 +1,197 @@
+"""`compare`: methods x clients x seeds, each cell a resumable run, one table."""
+
+from __future__ import annotations
+
+import json as json_module
+import multiprocessing
+import queue
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..algorithms import METHODS
+from ..config import Config, Resolved
+from ..errors import InvalidInput
+from ..records import RunFolder
+from ..run import Execution, Job
+from ..training import Step
+from .options import Alpha, Fidelity, Json, Quiet, Rounds, Settings, Source, Split, configured
+from .progress import bar, figures_of
+from .tables import comparison
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    label: str
+    folder: Path
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.config.training.seed}"
+
+
+def listed(text: str, option: str) -> list[str]:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise InvalidInput(f"{option}: is empty")
+    return items
+
+
+def cells(
+    methods: Sequence[str],
+    clients: Sequence[str] | None,
+    seeds: Sequence[int],
+    make: Callable[..., Resolved],
+    out: Path,
+) -> list[Cell]:
+    """Every method with every client it takes and every seed; a method that fixes its client appears once."""
+    found = []
+    for method in methods:
+        takes = method in METHODS and METHODS[method].takes_client
+        for client in (clients or [None]) if takes else [None]:
+            label = method if client is None else f"{method}-{client}"
+            for seed in seeds:
+                resolved = make(method=method, client=client, seed=seed)
+                found.append(Cell(label, out / f"{label}-seed{seed}", resolved.config))
+    return found
+
+
+class Report:
+    """A tracker in a child process: tells the parent how far the run is."""
+
+    def __init__(self, events: Any, number: int) -> None:
+        self._events = events
+        self._number = number
+        self._accuracy: float | None = None
+        self._seconds = 0.0
+        self._rounds = 0
+
+    def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
+        self._events.put((self._number, done, ""))
+
+    def stepped(self, step: Step, seconds: float) -> None:
+        if step.evaluation is not None:
+            self._accuracy = step.evaluation.metrics.get("accuracy")
+        self._seconds, self._rounds = self._seconds + seconds, self._rounds + 1
+        shown = figures_of(step, self._accuracy, self._rounds / max(self._seconds, 1e-9))
+        self._events.put((self._number, step.state.round, shown))
+
+    def ended(self, summary: Mapping[str, Any]) -> None: ...
+
+
+def run_cell(cell: Cell, execution: Execution, events: Any, number: int) -> dict[str, Any]:
+    """One cell, in a process of its own."""
+    from ..job import build_job
+    from ..run import execute
+
+    return execute(build_job(cell.config), RunFolder(cell.folder), execution, [Report(events, number)])
+
+
+def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) -> list[dict[str, Any]]:
+    """All cells, ``jobs`` at a time; Ctrl-C lets each finish its round and save."""
+    from ..job import build_execution
+
+    context = multiprocessing.get_context("spawn")
+    manager = context.Manager()
+    events: queue.Queue[tuple[int, int, str]] = manager.Queue()
+    asked = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: asked.set())
+    try:
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool, bar(console) as progress:
+            total = [cell.config.training.rounds for cell in cells]
+            tasks = [progress.add_task(c.name, total=t, figures="") for c, t in zip(cells, total, strict=True)]
+            futures: list[Future[dict[str, Any]]] = []
+            for number, cell in enumerate(cells):
+                execution = build_execution(cell.config)
+                settled = Execution(
+                    workers, execution.checkpoint_seconds, execution.keep_every, execution.client_memory
+                )
+                futures.append(pool.submit(run_cell, cell, settled, events, number))
+            while not all(future.done() for future in futures):
+                if asked.is_set():
+                    for future in futures:
+                        future.cancel()
+                try:
+                    number, done, shown = events.get(timeout=0.2)
+                    progress.update(tasks[number], completed=done, figures=shown)
+                except queue.Empty:
+                    continue
+    finally:
+        signal.signal(signal.SIGINT, before)
+        manager.shutdown()
+    return [future.result() for future in futures if not future.cancelled()]
+
+
+def compare(
+    source: Source,
+    methods: Annotated[str, typer.Option("--methods", help="Methods, with commas between them.")],
+    clients: Annotated[
+        str | None, typer.Option("--clients", help="sgd,sam: for methods that take a client.")
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")] = "0",
+    alpha: Alpha = None,
+    split: Split = None,
+    rounds: Rounds = None,
+    fidelity: Fidelity = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the runs; default runs/<name>.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; default: one a core.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train several methods and print one table. Runs that are there already are gone on with, or just read."""
+    from ..transports import usable_workers
+
+    def make(method: str, client: str | None, seed: int) -> Resolved:
+        return configured(
+            source,
+            settings,
+            algorithm__name=method,
+            algorithm__client=client,
+            data__alpha=alpha,
+            data__split=split,
+            training__rounds=rounds,
+            training__seed=seed,
+            fidelity=fidelity,
+        )
+
+    numbers = listed(seeds, "--seeds")
+    if not all(n.isdigit() for n in numbers):
+        raise InvalidInput(f"--seeds {seeds}: must be whole numbers with commas between them")
+    chosen = None if clients is None else listed(clients, "--clients")
+    folder = out or Path("runs") / f"{Path(source).stem}-compare"
+    found = cells(listed(methods, "--methods"), chosen, [int(n) for n in numbers], make, folder)
+    cores = usable_workers("auto")
+    at_once = min(jobs or cores, len(found))
+    console = Console(stderr=json, quiet=quiet)
+    summaries = run_cells(found, at_once, max(1, cores // at_once), console)
+    if len(summaries) < len(found) or any(s["status"] == "interrupted" for s in summaries):
+        console.print("stopped; all is saved. The same command goes on.")
+        raise SystemExit(130)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for cell, summary in zip(found, summaries, strict=True):
+        rows.setdefault(cell.label, []).append(summary)
+    if json:
+        print(json_module.dumps({"out": str(folder), "methods": rows}))
+        return
+    data = found[0].config.data
+    where = f"{data.name}, split {data.split}" + ("" if data.alpha is None else f", alpha {data.alpha:g}")
+    console.print(comparison(rows, title=where))
+    console.print(
+        f"accuracy: {summaries[0]['protocol']} Mean ± sample standard deviation over seeds.", highlight=False
+    )
+    console.print(f"runs: {folder}", highlight=False)

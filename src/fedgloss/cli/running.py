@@ -1,0 +1,169 @@
+"""`run`, `resume` and `export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..config import Config, Resolved, resolve
+from ..errors import InvalidInput
+from ..records import RunFolder
+from .options import (
+    Alpha,
+    Client,
+    ClientMemory,
+    Fidelity,
+    Json,
+    KeepEvery,
+    Method,
+    Quiet,
+    Rounds,
+    RunPath,
+    Seed,
+    Settings,
+    Source,
+    Split,
+    Workers,
+    configured,
+    number_or_text,
+)
+
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="tensorboard, wandb or your own package:function.")
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder; default runs/<name>.")]
+
+
+def default_folder(config: Config, source: str) -> Path:
+    """``runs/<preset>-<method>[-<client>]-alpha<a>-seed<n>``: the same command finds the same run again."""
+    algorithm, data = config.algorithm, config.data
+    parts = [Path(source).stem, algorithm["name"]]
+    parts += [algorithm["client"]] if "client" in algorithm else []
+    parts += (
+        [f"alpha{data.alpha:g}"]
+        if data.split in ("hsu", "official", "dirichlet") and data.alpha is not None
+        else []
+    )
+    parts += [] if data.split == "hsu" else [data.split]
+    parts += [] if config.fidelity == "paper" else [config.fidelity]
+    return Path("runs") / "-".join([*parts, f"seed{config.training.seed}"])
+
+
+def carry_out(
+    resolved: Resolved, folder: Path, *, quiet: bool, as_json: bool, track: list[str] | None
+) -> dict[str, Any]:
+    """Run or go on with a run, with progress on the terminal."""
+    from ..job import build_execution, build_job
+    from ..run import execute
+    from ..trackers import make_tracker
+    from .progress import ShowProgress
+
+    console = Console(stderr=as_json, quiet=quiet)
+    trackers: list[Any] = [ShowProgress(console, folder.name)]
+    job = build_job(resolved.config)
+    trackers += [make_tracker(name, folder) for name in track or ()]
+    summary = execute(job, RunFolder(folder), build_execution(resolved.config), trackers)
+    if as_json:
+        print(json.dumps({"run": str(folder), **summary}))
+    else:
+        report(console, folder, summary, resolved.config)
+    return summary
+
+
+def report(console: Console, folder: Path, summary: dict[str, Any], config: Config) -> None:
+    """What became of the run, in words."""
+    from .tables import CROSS, size
+
+    traffic = summary["traffic"]
+    console.print()
+    if summary["status"] == "diverged":
+        where = summary["divergence"]
+        console.print(f"[red]{CROSS} diverged[/red] in round {where['round']}: {where['reason']}", highlight=False)
+    elif summary["status"] == "interrupted":
+        console.print(f"stopped after round {summary['rounds']} of {summary['planned_rounds']}, all is saved")
+        console.print(f"go on with: fedgloss resume {folder}", highlight=False)
+    for name, value in summary["reported"].items():
+        shown = f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
+        console.print(f"{name}: [bold]{shown}[/bold]", highlight=False)
+    split = config.data.split if config.data.alpha is None else f"{config.data.split}, alpha {config.data.alpha:g}"
+    console.print(f"data: {config.data.name}, split {split} (seed {config.data.seed})", highlight=False)
+    console.print(f"protocol: {summary['protocol']}", highlight=False)
+    console.print(
+        f"traffic: {size(traffic['bytes'])} in {summary['rounds']} rounds, {traffic['factor']:g}x FedAvg's vectors",
+        highlight=False,
+    )
+    console.print(f"run: {folder}", highlight=False)
+
+
+def run(
+    source: Source,
+    method: Method = None,
+    client: Client = None,
+    alpha: Alpha = None,
+    split: Split = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    fidelity: Fidelity = None,
+    settings: Settings = None,
+    out: Out = None,
+    workers: Workers = None,
+    client_memory: ClientMemory = None,
+    keep_every: KeepEvery = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train. The same command again goes on where it stopped, to the same bits."""
+    resolved = configured(
+        source,
+        settings,
+        algorithm__name=method,
+        algorithm__client=client,
+        data__alpha=alpha,
+        data__split=split,
+        training__rounds=rounds,
+        training__seed=seed,
+        fidelity=fidelity,
+        run__workers=number_or_text(workers),
+        run__client_memory=client_memory,
+        run__keep_every=keep_every,
+    )
+    carry_out(resolved, out or default_folder(resolved.config, source), quiet=quiet, as_json=json, track=track)
+
+
+def resume(
+    path: RunPath,
+    rounds: Rounds = None,
+    workers: Workers = None,
+    client_memory: ClientMemory = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Go on with a run to the same bits, or for more rounds."""
+    folder = RunFolder(path).require()
+    options = {
+        "training.rounds": rounds,
+        "run.workers": number_or_text(workers),
+        "run.client_memory": client_memory,
+    }
+    resolved = resolve(folder.config, {k: v for k, v in options.items() if v is not None})
+    carry_out(resolved, path, quiet=quiet, as_json=json, track=track)
+
+
+def export(
+    path: RunPath,
+    to: Annotated[Path, typer.Option("--to", help="model.safetensors, or a plain state dict as .pt.")],
+    average: Annotated[bool, typer.Option("--average", help="The mean of the last models instead.")] = False,
+) -> None:
+    """Write a run's model for use elsewhere, in torch's own names and order."""
+    from ..export import export_model
+
+    if to.suffix not in (".safetensors", ".pt"):
+        raise InvalidInput(f"{to}: ends in neither .safetensors nor .pt")
+    export_model(RunFolder(path).require(), to, average=average)
+    print(f"wrote {to}")
