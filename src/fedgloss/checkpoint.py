@@ -101,12 +101,14 @@ class Checkpoints:
             self._path(done, "safetensors").unlink(missing_ok=True)
         store.collect(kept)
 
-    def sweep(self, last: int) -> None:
-        """Remove what a crash left half done: files without a manifest, and checkpoints beyond the last one."""
-        whole = {done for done in self.rounds() if done <= last}
+    def restore(self, done: int | None, store: DiskStore) -> None:
+        """Bring folder and store to the very state of checkpoint ``done`` (None: nothing), whatever a crash left."""
+        kept = [] if done is None else [d for d in self.rounds() if d <= done and self._is_kept(d, done)]
+        names = {f"{d:08d}" for d in kept}
         for path in self.folder.checkpoints.iterdir():
-            if not (path.stem.isdigit() and int(path.stem) in whole):
+            if path.stem not in names:
                 path.unlink()
+        store.restore([self.versions(d) for d in kept])
 
     def close(self) -> None:
         if self._journal is not None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -14,8 +15,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .errors import InvalidInput
 from .files import write_atomically
@@ -80,17 +82,17 @@ class Journal:
         """Open for appending after ``length`` bytes; what lies beyond was written by a run that did not get to
         checkpoint it, and goes."""
         self.path = path
-        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        self._file: RawIOBase = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.truncate(length)
         self._file.seek(length)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        data = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def sync(self) -> int:
         """Make all lines durable; returns the length to cut back to."""
-        self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 

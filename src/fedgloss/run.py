@@ -283,14 +283,10 @@ def _open_store(
     execution: Execution,
     done: int | None,
 ) -> DiskStore:
-    versions = {} if done is None else checkpoints.versions(done)
     with disk_errors(folder.path):
         checkpoints.open(done)
-        store = DiskStore(
-            folder.clients, size=objective.layout.size, budget=execution.client_memory, versions=versions
-        )
-        checkpoints.sweep(-1 if done is None else done)
-        store.sweep((c, v) for kept in checkpoints.rounds() for c, v in checkpoints.versions(kept).items())
+        store = DiskStore(folder.clients, size=objective.layout.size, budget=execution.client_memory)
+        checkpoints.restore(done, store)
     return store
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -45,13 +46,11 @@ class DiskStore:
     itself never deletes what a checkpoint may still need; ``collect`` is told what that is.
     """
 
-    def __init__(
-        self, folder: Path, *, size: int, budget: int | None = None, versions: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, size: int, budget: int | None = None) -> None:
         self.folder = folder
         self.size = size
         self.budget = budget
-        self.versions: dict[int, int] = dict(versions or {})
+        self.versions: dict[int, int] = {}
         self._memories: OrderedDict[int, ClientState] = OrderedDict()
         self._bytes = 0
         self._unwritten: set[int] = set()
@@ -105,11 +104,18 @@ class DiskStore:
                 self.path(client, version).unlink(missing_ok=True)
         self._superseded = still_needed
 
-    def sweep(self, needed: Iterable[tuple[int, int]]) -> None:
-        """Delete every file but the ``needed`` (client, version) pairs: what a crashed run left behind."""
-        wanted = {self.path(client, version) for client, version in needed}
+    def restore(self, kept: Sequence[Mapping[int, int]]) -> None:
+        """Take up the versions of the newest of the ``kept`` checkpoints, and delete what none of them needs."""
+        self.versions = dict(kept[-1]) if kept else {}
+        known: dict[int, set[int]] = {}
+        for versions in kept:
+            for client, version in versions.items():
+                known.setdefault(client, set()).add(version)
+        for client, found in known.items():
+            self._superseded += [(client, one, other) for one, other in pairwise(sorted(found))]
+        needed = {self.path(client, version) for client, found in known.items() for version in found}
         for path in self.folder.glob("*/*"):
-            if path not in wanted:
+            if path not in needed:
                 path.unlink()
 
     def path(self, client: int, version: int) -> Path:
