@@ -221,5 +221,5 @@ def test_the_picture_shows_the_shares():
 
 def test_a_picture_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match="cannot be written"):
+    with pytest.raises(InvalidInput, match="cannot write"):
         draw_split(Partition.of([[0], [1]]), np.array([0, 1]), ["a", "b"], tmp_path / "file" / "picture", "two")

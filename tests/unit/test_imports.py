@@ -28,8 +28,9 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "algorithms": {
         "algorithm", "errors", "gradients", "local", "messages", "schedules", "server_optimizers", "vectors",
     },
-    "data": {"errors", "randomness"},
-    "models": {"errors", "vectors"},
+    "plugins": {"errors"},
+    "data": {"errors", "files", "randomness"},
+    "models": {"errors", "plugins", "vectors"},
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},
     "tasks": {"data", "errors", "messages", "randomness", "vectors"},

@@ -61,6 +61,10 @@ class Subset:
     samples: Samples
     indices: Indices
 
+    @property
+    def targets(self) -> Tensor:
+        return self.samples.targets[torch.from_numpy(self.indices)]
+
     def __len__(self) -> int:
         return len(self.indices)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidInput
+from ..files import disk_errors, write_atomically
 from .federation import Indices, Partition
 from .statistics import SplitStatistics, Spread, class_counts, describe
 
@@ -39,7 +37,9 @@ def draw_split(
             content = BytesIO()
             metadata: dict[str, Any] = {"Date": None} if file.suffix == ".svg" else {}
             figure.savefig(content, format=file.suffix[1:], dpi=150, metadata=metadata)
-            _write(file, content.getvalue())
+            with disk_errors(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, content.getvalue())
     return files
 
 
@@ -135,19 +135,3 @@ def _grid(axes: Axes, clients: int, rows: int) -> None:
     axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="0.9", linewidth=0.4)
     axes.tick_params(which="minor", bottom=False, left=False)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole file or none of it."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise InvalidInput(f"{path}: cannot be written ({error.strerror})") from error
