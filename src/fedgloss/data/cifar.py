@@ -185,7 +185,7 @@ def _required(names: Names | None) -> Names:
 def _in_one_folder(
     train: StoredSamples, train_names: Names, test: StoredSamples, test_names: Names
 ) -> tuple[StoredSamples, StoredSamples]:
-    """Every picture replaced by the last one written under its name: training pictures first, then test pictures."""
+    """Every picture replaced by the last one written under its name: first training, then test pictures."""
     rows = np.concatenate([train.rows, test.rows]).tolist()
     written = dict(zip(np.concatenate([train_names, test_names]).tolist(), rows, strict=True))
 
@@ -230,7 +230,7 @@ def _convert(kind: Kind, source: Path, files: list[Path], writer: Writer) -> Non
     if source.suffix == ".npz":
         convert_archive(source, writer, classes=len(kind.classes), shape=SHAPE)
         return
-    contents = {file.name: file.read_bytes() for file in files} if source.is_dir() else _unpacked(kind, source)
+    contents = {file.name: file.read_bytes() for file in files} if source.is_dir() else unpacked(kind, source)
     parts, read = (kind.python, _python) if kind.python[0][0] in contents else (kind.binary, _binary)
     for part, names in zip(("train", "test"), parts, strict=True):
         writer.notes[part] = 0
@@ -249,7 +249,7 @@ def _convert(kind: Kind, source: Path, files: list[Path], writer: Writer) -> Non
             writer.notes[part] += len(labels)
 
 
-def _unpacked(kind: Kind, archive: Path) -> dict[str, bytes]:
+def unpacked(kind: Kind, archive: Path) -> dict[str, bytes]:
     """The batches of an archive, by file name. Nothing is written to disk, and no strange archive is trusted."""
     wanted = {name for parts in (kind.python, kind.binary) for part in parts for name in part}
     contents: dict[str, bytes] = {}
@@ -343,7 +343,6 @@ class _BatchUnpickler(pickle.Unpickler):
 
     known: Mapping[tuple[str, str], Callable[..., Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-        ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
         ("numpy", "ndarray"): _PickledArray,
         ("numpy", "dtype"): _PickledType,
     }

@@ -25,7 +25,7 @@ PIECE = 64 << 20
 
 
 def npz(path: str | Path, *, flip: bool = True) -> DataSet:
-    """Pictures and labels from ``train_images, train_labels, test_images, test_labels``, or Keras's ``x_train`` etc.
+    """Pictures and labels from ``train_images, train_labels, test_images, test_labels``, or as Keras names them.
 
     Pictures are uint8, (count, height, width) or (count, height, width, channels). ``train_clients``, a number or
     name per training picture, says whose each one is; ``classes`` names the classes.

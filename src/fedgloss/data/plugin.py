@@ -37,7 +37,7 @@ def find(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise InvalidInput(f"data set {name!r}: cannot import {module_name!r} ({error})") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if function is None or not callable(function):
         raise InvalidInput(f"data set {name!r}: {module_name} has no function {attribute!r}")
     return function

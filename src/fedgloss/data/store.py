@@ -174,11 +174,11 @@ class Writer:
                 file.close()
 
 
-def converted(
-    name: str, sources: Sequence[Path], convert: Callable[[Writer], None], settings: Mapping[str, Any] | None = None
-) -> Store:
+def converted(name: str, sources: Sequence[Path], convert: Callable[[Writer], None]) -> Store:
     """The store of these sources; ``convert`` fills it when it is absent, stale or damaged."""
-    folder = store_folder(name, sources, settings or {})
+    paths = [str(source.resolve()) for source in sources]
+    states = [(s.stat().st_size, s.stat().st_mtime_ns) for s in sources]
+    folder = place(name, paths, states)
     store = _opened(folder)
     if store is not None:
         return store
@@ -210,12 +210,9 @@ def converted(
         return store
 
 
-def store_folder(name: str, sources: Sequence[Path], settings: Mapping[str, Any]) -> Path:
-    """``<cache>/stores/<name and what it is made of>/<the state its sources are in>``."""
-    paths = [str(source.resolve()) for source in sources]
-    states = [(s.stat().st_size, s.stat().st_mtime_ns) for s in sources]
-    parts = [name, _short([paths, dict(settings)]), _short([FORMAT, states])]
-    return cache_folder() / "stores" / "-".join(parts[:2]) / parts[2]
+def place(name: str, made_of: Any, state: Any) -> Path:
+    """``<cache>/stores/<name and what it is made of>/<the state that is in>``."""
+    return cache_folder() / "stores" / f"{name}-{_short(made_of)}" / _short([FORMAT, state])
 
 
 @contextmanager
