@@ -118,21 +118,28 @@ def test_a_failed_conversion_leaves_nothing(source: Path, cache: Path, stored) -
     assert list((cache / "stores").iterdir()) == []
 
 
-def convert_in_a_process(source: Path, log: Path) -> str:
-    def convert(writer: Writer) -> None:
-        with log.open("a") as file:
-            file.write("x")
-        fill(writer)
-
-    return converted("toy", [source], convert).digest
-
-
-def test_two_processes_at_once_do_not_clash(source: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        digests = pool.starmap(convert_in_a_process, [(source, log)] * 3, chunksize=1)
-    assert len(set(digests)) == 1
-    assert log.read_text() == "x", "the second waited for the first"
+def test_processes_at_once_do_not_clash(source: Path, tmp_path: Path, stored) -> None:
+    script = f"""
+import time
+from pathlib import Path
+import numpy as np
+from fedgloss.data.store import converted
+def convert(writer):
+    with open({str(tmp_path / "log")!r}, "a") as file:
+        file.write("x")
+    time.sleep(0.5)
+    writer.append("pictures", np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3))
+    writer.append("labels", np.zeros(2, np.int64))
+print(converted("toy", [Path({str(source)!r})], convert).digest)
+"""
+    running = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    digests = {process.communicate(timeout=60)[0] for process in running}
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64
+    assert (tmp_path / "log").read_text() == "x", "the others waited for the first"
+    assert len(stored()) == 3
 
 
 def test_a_full_disk_is_one_clear_line(source: Path, cache: Path) -> None:

@@ -27,7 +27,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "algorithms": {
         "algorithm", "errors", "gradients", "local", "messages", "schedules", "server_optimizers", "vectors",
     },
-    "data": {"errors", "randomness"},
+    "data": {"errors", "files", "randomness"},
     "models": {"errors", "vectors"},
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},

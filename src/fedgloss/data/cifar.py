@@ -150,8 +150,8 @@ def _cifar(
         name=kind.name,
         train=train,
         test=test,
-        train_labels=train.targets,
-        test_labels=test.targets,
+        train_labels=train.labels,
+        test_labels=test.labels,
         classes=kind.classes,
         transform=PictureTransform(kind.mean, kind.std, draw=draw),
         train_names=train_names,
@@ -165,7 +165,7 @@ def _names(
 ) -> tuple[Names | None, Names | None]:
     """The names that the authors' lists use. CIFAR-10's pictures are numbered there; CIFAR-100's have their own."""
     if kind is CIFAR10:
-        return _numbered(train.targets), _numbered(test.targets)
+        return _numbered(train.labels), _numbered(test.labels)
     if "names" not in store:
         return None, None
     names = store.array("names")
@@ -202,7 +202,7 @@ def _a_training_list(folder: Path) -> Path:
 
 def _listed(file: Path, samples: StoredSamples, names: Names) -> tuple[StoredSamples, Names]:
     """Only the pictures that a file of the authors' speaks of, in the data set's order."""
-    kept = np.sort(official(file, samples.targets, names).indices)
+    kept = np.sort(official(file, samples.labels, names).indices)
     return samples.only(kept), names[kept]
 
 

@@ -106,7 +106,7 @@ def load(name: str, **options: Any) -> DataSet | Federation:
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.classes[:3]
-    (1437, 360, ('0', '1', '2'))
+    (1438, 359, ('0', '1', '2'))
     """
     if name in DATA_SETS:
         module, _, function = DATA_SETS[name].loader.partition(":")

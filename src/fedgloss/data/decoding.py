@@ -21,6 +21,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from ..errors import InvalidInput, require
+from ..files import write_atomically
 from .federation import Indices
 from .progress import progress_bar
 from .store import (
@@ -31,7 +32,6 @@ from .store import (
     place,
     read_header,
     write_json,
-    write_whole,
     writing_cache,
 )
 
@@ -137,7 +137,7 @@ def refuse_or_note(
     path = found.pictures.path.with_name("failed.csv")
     lines = ["picture,reason", *(f"{names(number)},{found.reason(number)}" for number in failed.tolist())]
     with writing_cache():
-        write_whole(path, ("\n".join(lines) + "\n").encode(errors="surrogateescape"))
+        write_atomically(path, ("\n".join(lines) + "\n").encode(errors="surrogateescape"))
     counts = f"{missing} missing and {len(failed) - missing} corrupt of {len(found.state)} pictures"
     if not allow_missing:
         first = ", ".join(names(number) for number in failed[:3].tolist())

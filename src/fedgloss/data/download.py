@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ..errors import InvalidInput
+from ..files import sync_folder
 from .cifar import CIFAR10, unpacked
 from .datasets import DATA_SETS
 from .progress import progress_bar
-from .store import cache_folder, locked, sha256, sync_folder, writing_cache
+from .store import cache_folder, locked, sha256, writing_cache
 
 TIMEOUT = 10.0
 CHUNK = 1 << 18
@@ -56,6 +57,17 @@ class Url:
 
     def fetch(self, folder: Path) -> None:
         part = folder / f"{self.file}.part"
+        resuming = part.exists()
+        try:
+            self._complete(part)
+        except Unreachable:
+            if part.exists() or not resuming:
+                raise
+            self._complete(part)  # what lay there was of another file
+        _settle(part, folder / self.file)
+
+    def _complete(self, part: Path) -> None:
+        """Go on receiving for as long as something comes, then verify."""
         while True:
             before = part.stat().st_size if part.exists() else 0
             try:
@@ -63,13 +75,12 @@ class Url:
                 break
             except Unreachable:
                 if not part.exists() or part.stat().st_size <= before:
-                    raise  # no progress: trying again would not help
+                    raise
         try:
             self.verify(part)
         except Unreachable:
             part.unlink()
             raise
-        _settle(part, folder / self.file)
 
     def verify(self, archive: Path) -> None:
         if sha256(archive) != self.sha256:

@@ -55,7 +55,7 @@ def imagefolder(
     if strangers:
         raise InvalidInput(f"{test_root / strangers[0]}: no training folder for this class")
     parts = [(listing, train_root)] + ([(tests, test_root)] if tests else [])
-    names = _bytes([f"{base.relative_to(root)}/{name}" for part, base in parts for name in part.names])
+    names = _bytes([(base / name).relative_to(root).as_posix() for part, base in parts for name in part.names])
     found = decoded(
         "imagefolder",
         str(root.resolve()),

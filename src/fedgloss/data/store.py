@@ -26,6 +26,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from ..errors import InvalidInput
+from ..files import sync_folder, write_atomically
 from .federation import Indices
 
 FORMAT = 1
@@ -80,17 +81,21 @@ class StoredSamples:
 
     pictures: MappedArray
     rows: Indices
-    targets: Indices
+    labels: Indices
+
+    @property
+    def targets(self) -> Tensor:
+        return torch.from_numpy(self.labels)
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.labels)
 
     def only(self, indices: Indices) -> StoredSamples:
-        return StoredSamples(self.pictures, self.rows[indices], self.targets[indices])
+        return StoredSamples(self.pictures, self.rows[indices], self.labels[indices])
 
     def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         pictures = np.take(self.pictures.array, self.rows[indices], axis=0)  # a copy: what is mapped stays as it is
-        return torch.from_numpy(pictures), torch.from_numpy(self.targets[indices])
+        return torch.from_numpy(pictures), torch.from_numpy(self.labels[indices])
 
 
 @dataclass(frozen=True)
@@ -250,27 +255,7 @@ def forget_others(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """All of it or nothing of it."""
-    write_whole(path, json.dumps(value, indent=1, sort_keys=True).encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    if sys.platform != "win32":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def read_header(folder: Path) -> dict[str, Any] | None:
