@@ -72,7 +72,8 @@ def norms(before: ServerState, after: ServerState) -> dict[str, float]:
 
     ``params_before_dual`` is what the released code logs as the model's norm (spec D10).
     """
-    found = {name: norm(v) for name, v in after.vectors.items() if not name.startswith("window_")}
+    kept = {n: v for n, v in after.vectors.items() if not n.startswith(("window_", "tail_"))}
+    found = {name: norm(vector) for name, vector in kept.items()}
     found["update"] = norm(after["params"] - before["params"])
     if "dual" in after.vectors:
         found["params_before_dual"] = norm(after["params"] + after["dual"])

@@ -255,7 +255,7 @@ def _check_resume(algorithm: Algorithm, toy: Quadratics, sampling: Sampling) -> 
     half = toy.run(algorithm, 3, sampling=sampling, store=store)
     for client in range(toy.population):
         if (memory := store.get(client)) is not None:
-            loaded.put(client, _copy(memory))
+            loaded.put(client, _copy(memory), 2)
     resumed = toy.rounds(algorithm, sampling=sampling, store=loaded, state=_copy(half))
     _law(_equal(whole, list(islice(resumed, 4))[-1]), "a run saved and loaded must go on to the same bits")
     same = all(_equal(whole_store.get(k), loaded.get(k)) for k in range(toy.population))

@@ -15,6 +15,7 @@ ROOT = Path(fedgloss.__file__).parent
 MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "errors": set(),
     "compute": set(),
+    "files": {"errors"},
     "randomness": set(),
     "vectors": {"errors"},
     "messages": {"vectors"},
@@ -32,12 +33,22 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},
     "tasks": {"data", "errors", "messages", "randomness", "vectors"},
-    "transports": {"algorithm", "codec", "divergence", "errors", "messages", "tasks", "vectors"},
+    "transports": {"algorithm", "codec", "divergence", "errors", "files", "messages", "tasks", "vectors"},
     "diagnostics": {"algorithm", "codec", "messages", "vectors"},
     "training": {
         "algorithm", "compute", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",
         "transports", "vectors",
     },
+    "environment": set(),
+    "records": {"errors", "files", "training"},
+    "checkpoint": {"codec", "errors", "files", "messages", "records", "transports"},
+    "costs": set(),
+    "config": {"algorithms", "errors"},
+    "run": {
+        "algorithm", "algorithms", "checkpoint", "compute", "costs", "environment", "errors", "files", "messages",
+        "records", "tasks", "training", "transports", "vectors",
+    },
+    "reports": {"errors"},
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli"}

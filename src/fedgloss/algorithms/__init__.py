@@ -15,6 +15,7 @@ from .naive_fedgloss import NaiveFedGloSS
 from .scaffold import Scaffold
 from .server_sam import ServerSam
 from .table import FIDELITIES, METHODS, Method, build
+from .tail_average import TailAverage, tail_mean
 
 __all__ = [
     "FIDELITIES",
@@ -34,6 +35,8 @@ __all__ = [
     "Scaffold",
     "ServerSam",
     "Swa",
+    "TailAverage",
     "Wima",
     "build",
+    "tail_mean",
 ]

@@ -57,7 +57,8 @@ def _client(client: Client, local_rho: float, warm_up: int = 0) -> GradientRule:
     return Sam(_warm(local_rho, warm_up)) if client == "sam" else Plain()
 
 
-def _server_rho(rho: float, local_rho: float, warm_up: int, schedule: RhoSchedule) -> Scheduled:
+def _server_rho(rho: float, client: Client, local_rho: float, warm_up: int, schedule: RhoSchedule) -> Scheduled:
+    warm_up = warm_up if client == "sam" else 0  # T_s is that of the local rho, which SGD clients do not have
     known: dict[str, Callable[[], Scheduled]] = {
         "constant": lambda: rho,
         "linear": lambda: _warm(rho, warm_up),
@@ -174,7 +175,7 @@ def fedgloss(
     ascent: Literal["pseudo_gradient", "full_step"] = "pseudo_gradient",
 ) -> Algorithm:
     gradient = _client(client, local_rho, warm_up)
-    server_rho = _server_rho(rho, local_rho, warm_up, rho_schedule)
+    server_rho = _server_rho(rho, client, local_rho, warm_up, rho_schedule)
     if not admm:
         require(ascent == "pseudo_gradient", "ascent", "'full_step' needs the dual of admm = true")
         return ServerSam(FedAvg(local, gradient, Sgd(server_lr)), server_rho)
@@ -195,7 +196,7 @@ def naive_fedgloss(
     rho_schedule: RhoSchedule = "constant",
 ) -> Algorithm:
     gradient = _client(client, local_rho, warm_up)
-    server_rho = _server_rho(rho, local_rho, warm_up, rho_schedule)
+    server_rho = _server_rho(rho, client, local_rho, warm_up, rho_schedule)
     if not admm:
         return ServerSam(FedAvg(local, gradient, Sgd(server_lr)), server_rho, probe=True)
     return NaiveFedGloSS(server_rho, beta, local, gradient, server_lr, dual)

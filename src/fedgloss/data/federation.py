@@ -51,7 +51,21 @@ class ArraySamples:
 
     def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(indices).to(self.inputs.device)
-        return self.inputs[index], self.targets[index]
+        return self.inputs.index_select(0, index), self.targets.index_select(0, index)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of the samples, by index."""
+
+    samples: Samples
+    indices: Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        return self.samples.fetch(self.indices[indices])
 
 
 class Transform(Protocol):
@@ -111,13 +125,18 @@ class Partition:
         low, high = int(self.indices.min()), int(self.indices.max())
         if low < 0 or high >= samples:
             raise InvalidInput(f"clients: index {low if low < 0 else high} is outside the {samples} samples")
-        if len(self.indices) > samples or np.bincount(self.indices, minlength=1).max() > 1:
+        owned = np.zeros(samples, dtype=np.bool_)
+        owned[self.indices] = True
+        if np.count_nonzero(owned) != len(self.indices):
             raise InvalidInput("clients: a sample belongs to more than one client, or twice to one")
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Training samples divided among clients, a test set of the server's, and the way into the network."""
+    """Training samples divided among clients, a test set of the server's, and the way into the network.
+
+    ``validation`` is what tuning may look at: training samples that no client trains on.
+    """
 
     train: Samples
     partition: Partition
@@ -125,11 +144,13 @@ class Federation:
     transform: Transform = field(default_factory=Identity)
     name: str = "arrays"
     classes: tuple[str, ...] = ()
+    validation: Samples | None = None
 
     def __post_init__(self) -> None:
         self.partition.check(len(self.train))
-        if self.test is not None:
-            require(len(self.test) > 0, "test", "the test set is empty")
+        for name, samples in (("test", self.test), ("validation", self.validation)):
+            if samples is not None:
+                require(len(samples) > 0, name, f"the {name} set is empty")
 
     @classmethod
     def from_arrays(

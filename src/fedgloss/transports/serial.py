@@ -46,5 +46,5 @@ class SerialTransport:
         for client in cohort:
             update, memory = run_client(self.algorithm, self.tasks, broadcast, client, self.store.get(client))
             if broadcast.purpose == "train":
-                self.store.put(client, memory)
+                self.store.put(client, memory, broadcast.round)
             yield update

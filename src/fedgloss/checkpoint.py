@@ -1,0 +1,134 @@
+"""Checkpoints: everything a run needs to go on to the same bits, written so that a crash can never spoil it.
+
+A checkpoint is a server state, the versions of the clients' memories it belongs with, and how long the records
+were. The small manifest is written last and renamed into place: it names only files that are already on the disk,
+so a checkpoint with a manifest is a whole one. Client memories are saved incrementally: each checkpoint appends the
+versions that changed to ``clients/versions.jsonl``, and a manifest says how much of that file is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .codec import decode, encode
+from .errors import InvalidInput
+from .files import write_atomically
+from .messages import ServerState
+from .records import FORMAT, Journal, RunFolder, read_json, read_lines, write_json
+from .transports import DiskStore
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    round: int
+    layout: str
+    config: str
+    lengths: Mapping[str, int]
+    format: int = FORMAT
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: RunFolder, *, keep_every: int | None = None) -> None:
+        self.folder = folder
+        self.keep_every = keep_every
+        self._versions = folder.clients / "versions.jsonl"
+        self._journal: Journal | None = None
+
+    def rounds(self) -> list[int]:
+        """The rounds done at each whole checkpoint, in order."""
+        return sorted(int(p.stem) for p in self.folder.checkpoints.glob("*.json") if p.stem.isdigit())
+
+    def manifest(self, done: int) -> Manifest:
+        path = self._path(done, "json")
+        content = read_json(path)
+        try:
+            found = Manifest(**content)
+        except TypeError:
+            raise InvalidInput(f"{path}: is not a checkpoint's manifest") from None
+        if found.format != FORMAT:
+            raise InvalidInput(f"{path}: format {found.format}; this fedgloss reads format {FORMAT}")
+        return found
+
+    def state(self, done: int) -> ServerState:
+        path = self._path(done, "safetensors")
+        try:
+            return decode(ServerState, path.read_bytes())
+        except (OSError, InvalidInput) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidInput(f"{path}: the checkpoint cannot be read ({reason})") from error
+
+    def versions(self, done: int) -> dict[int, int]:
+        """Each client's version at a checkpoint."""
+        if not self._versions.exists():
+            return {}
+        found: dict[int, int] = {}
+        for line in read_lines(self._versions):
+            if line["rounds"] > done:
+                break
+            found.update((int(client), version) for client, version in line["versions"].items())
+        return found
+
+    def open(self, done: int | None) -> None:
+        """Get ready to save, after checkpoint ``done`` or from the start."""
+        self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.folder.clients.mkdir(parents=True, exist_ok=True)
+        length = 0 if done is None else self.manifest(done).lengths["versions"]
+        self._journal = Journal(self._versions, length)
+
+    def save(
+        self, state: ServerState, store: DiskStore, *, layout: str, config: str, journals: Mapping[str, Journal]
+    ) -> None:
+        """Make ``state`` and all it belongs with durable, then let go of what only older checkpoints needed."""
+        if self._journal is None:
+            raise RuntimeError("open() comes before save()")
+        changed = store.flush()
+        if changed:
+            self._journal.append({"rounds": state.round, "versions": changed})
+        write_atomically(self._path(state.round, "safetensors"), encode(state))
+        lengths = {name: journal.sync() for name, journal in journals.items()}
+        lengths["versions"] = self._journal.sync()
+        write_json(self._path(state.round, "json"), asdict(Manifest(state.round, layout, config, lengths)))
+        kept = [done for done in self.rounds() if self._is_kept(done, state.round)]
+        for done in set(self.rounds()) - set(kept):
+            self._path(done, "json").unlink()
+            self._path(done, "safetensors").unlink(missing_ok=True)
+        store.collect(kept)
+
+    def sweep(self, last: int) -> None:
+        """Remove what a crash left half done: files without a manifest, and checkpoints beyond the last one."""
+        whole = {done for done in self.rounds() if done <= last}
+        for path in self.folder.checkpoints.iterdir():
+            if not (path.stem.isdigit() and int(path.stem) in whole):
+                path.unlink()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def _is_kept(self, done: int, newest: int) -> bool:
+        # the one before the newest stays too when it is the round before: local models are recomputed from it
+        studied = self.keep_every is not None and done % self.keep_every == 0
+        return done >= newest - 1 or studied
+
+    def _path(self, done: int, suffix: str) -> Path:
+        return self.folder.checkpoints / f"{done:08d}.{suffix}"
+
+
+def summary_of_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """``key: old -> new`` for every value in which two configurations differ."""
+    lines = []
+    for key in sorted({*old, *new}):
+        name = f"{prefix}{key}"
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += summary_of_differences(before, after, f"{name}.")
+        elif before != after:
+            lines.append(f"{name}: {before!r} -> {after!r}")
+    return lines

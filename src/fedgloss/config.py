@@ -1,0 +1,444 @@
+"""Configuration: typed sections, where each value came from, and errors that name the key and the fix.
+
+A run is decided by five sections (``data``, ``model``, ``local``, ``algorithm``, ``training``); ``run`` says how to
+carry it out and changes no number. Values are layered: built-in defaults, a preset, what the preset chose for the
+method, what ``fidelity`` implies, a file, command-line options, ``--set``. Each layer overrides those before it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from .algorithms import FIDELITIES, METHODS
+from .errors import InvalidInput
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataSection(Section):
+    """Which samples, and who owns them."""
+
+    name: str = "digits"
+    path: str | None = None
+    split: str = "hsu"
+    clients: Count | None = 20
+    alpha: NotNegative | None = 0.0
+    classes_per_client: Count | None = None
+    seed: Seed = 0
+    lists: str | None = None
+    validation: Share = 0.0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelSection(Section):
+    """Which network, and what it starts from."""
+
+    name: str = "cnn"
+    weights: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class LocalSection(Section):
+    """A client's own training in a round."""
+
+    lr: Positive = 0.01
+    epochs: Count = 1
+    batch_size: Count = 64
+    weight_decay: NotNegative = 0.0
+    momentum: Share = 0.0
+    clip: Positive | None = None
+
+
+class TrainingSection(Section):
+    """How long, with whom, and when to evaluate."""
+
+    rounds: Count = 100
+    cohort: Count = 5
+    participation: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Seed = 0
+    eval_every: Count = 100
+    window: Count | None = None
+    evaluate_on: Literal["test", "validation"] = "test"
+    client_accuracy: bool = False
+    true_delta_eps: bool = False
+    max_norm: Positive = 1e6
+
+
+class RunSection(Section):
+    """How to carry the run out; nothing here changes its numbers, but for the device and the precision."""
+
+    workers: Count | Literal["auto"] = "auto"
+    device: str = "cpu"
+    client_memory: Annotated[str, Field(pattern=r"^\d+(\.\d+)?\s*[KMGT]?i?B?$")] | None = None
+    checkpoint_seconds: NotNegative = 60.0
+    keep_every: Count | None = None
+
+
+class Config(Section):
+    """A resolved configuration. ``algorithm`` was checked against the method's own hyper-parameters."""
+
+    fidelity: Literal["paper", "released"] = "paper"
+    data: DataSection = Field(default_factory=DataSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    local: LocalSection = Field(default_factory=LocalSection)
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    run: RunSection = Field(default_factory=RunSection)
+
+    def decisive(self) -> dict[str, Any]:
+        """What decides the numbers: all but ``run``, whose device counts, and how many rounds are asked for."""
+        plain = self.model_dump(mode="json")
+        plain["run"] = {"device": self.run.device}
+        return plain
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for runs that are the same up to their length."""
+        plain = self.decisive()
+        plain["training"] = {k: v for k, v in plain["training"].items() if k != "rounds"}
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration and, for every value, which layer it came from."""
+
+    config: Config
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """(key, value, origin) for every value, in order."""
+        for key, value in flatten(self.config.model_dump(mode="json")):
+            yield key, value, self.origins.get(key, "default")
+
+
+def presets() -> dict[str, str]:
+    """The names of the presets that ship with the package, each with its one-line description."""
+    folder = resources.files("fedgloss") / "presets"
+    found = {}
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".toml"):
+            content = tomllib.loads(entry.read_text())
+            found[entry.name.removesuffix(".toml")] = str(content.get("summary", ""))
+    return found
+
+
+def resolve(
+    source: str | Path | None,
+    options: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+) -> Resolved:
+    """The configuration of a preset or file, with ``options`` (key -> value) and ``key=value`` settings over it."""
+    given = [parse_setting(text) for text in settings]
+    preset, file = _source(source)
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if preset is not None:
+        layers.append((f"preset {preset}", _preset(preset)))
+    if file is not None:
+        layers.append((str(file), _read_toml(file)))
+    layers.append(("option", _nested(options or {})))
+    layers.append(("--set", _nested(dict(given))))
+    chosen = _chosen_for_the_method(layers)
+    at = 1 if preset is not None else 0
+    layers[at:at] = chosen
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        content = {k: v for k, v in layer.items() if k not in ("summary", "methods", "preset")}
+        _merge(merged, content)
+        origins |= {key: origin for key, _ in flatten(content)}
+    return Resolved(_validate(merged, origins), origins)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``local.lr=0.1`` -> ("local.lr", 0.1); the value is TOML, or a string where it is not."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key or any(not part for part in key.split(".")):
+        raise InvalidInput(f"--set {text}: write it as key=value, for example --set local.lr=0.05")
+    return key, parse_value(value.strip())
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables, an empty table counting as a value."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as TOML that ``resolve`` reads back to the same one."""
+    plain = config.model_dump(mode="json")
+    lines = [f"fidelity = {_toml(plain.pop('fidelity'))}"]
+    for section, values in plain.items():
+        lines += ["", *_toml_table(section, values)]
+    return "\n".join(lines) + "\n"
+
+
+def bytes_of(text: str) -> int:
+    """``"2GB"`` -> 2_000_000_000; ``KiB`` and the like count in 1024s."""
+    number = text.rstrip("KMGTiB ").strip()
+    unit = text[len(number) :].strip()
+    base = 1024 if "i" in unit else 1000
+    power = "KMGT".index(unit[0]) + 1 if unit and unit[0] in "KMGT" else 0
+    return int(float(number) * base**power)
+
+
+def _toml_table(name: str, values: Mapping[str, Any]) -> list[str]:
+    tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
+    lines = [f"[{name}]"]
+    lines += [f"{_key(k)} = {_toml(v)}" for k, v in values.items() if k not in tables and v is not None]
+    for key, table in tables.items():
+        if table:
+            lines += ["", *_toml_table(f"{name}.{_key(key)}", table)]
+    return lines
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _source(source: str | Path | None) -> tuple[str | None, Path | None]:
+    if source is None:
+        return None, None
+    known = presets()
+    if str(source) in known:
+        return str(source), None
+    path = Path(source)
+    if path.is_file():
+        inherits = _read_toml(path).get("preset")
+        if inherits is not None and inherits not in known:
+            raise InvalidInput(f"{path}: preset: {_unknown(str(inherits), known, 'preset')}")
+        return inherits, path
+    if path.suffix == ".toml" or path.parent != Path():
+        raise InvalidInput(f"{path}: no such file")
+    raise InvalidInput(f"{source}: {_unknown(str(source), known, 'preset')}; or give a .toml file")
+
+
+def _preset(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("fedgloss") / "presets" / f"{name}.toml").read_text())
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path}: is not text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{path}: is not TOML: {error}") from None
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *tables, last = key.split(".")
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise InvalidInput(f"{key}: {table} is a value, not a section")
+        place[last] = value
+    return nested
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _last(layers: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> Any:
+    found = None
+    for _, layer in layers:
+        value: Any = layer
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        found = found if value is None else value
+    return found
+
+
+def _chosen_for_the_method(
+    layers: Sequence[tuple[str, Mapping[str, Any]]],
+) -> list[tuple[str, dict[str, Any]]]:
+    """What the preset chose for the method asked for, and what the fidelity implies for it."""
+    name = _last(layers, "algorithm", "name") or "fedavg"
+    if not isinstance(name, str) or name not in METHODS:
+        raise InvalidInput(f"algorithm.name: {_unknown(str(name), METHODS, 'method')}")
+    tables = _last(layers, "methods") or {}
+    chosen = {"name": name, **tables.get(name, {})}
+    inner = _last(layers, "algorithm", "inner")
+    if METHODS[name].wraps:
+        inside = inner.get("name", "fedavg") if isinstance(inner, Mapping) else "fedavg"
+        chosen["inner"] = {"name": inside, **tables.get(inside, {})}
+    found = [(f"chosen for {name}", {"algorithm": chosen})]
+    fidelity = _last(layers, "fidelity") or "paper"
+    if fidelity == "released":
+        implied = {k: v for k, v in FIDELITIES["released"].items() if k in METHODS[name].options}
+        content: dict[str, Any] = {"algorithm": implied} if implied else {}
+        if str(_last(layers, "data", "name")).startswith("cifar"):
+            content["data"] = {"split": "official", "options": {"emulate_leak": True, "draw": "batch"}}
+        found.append(("fidelity released", content))
+    return found
+
+
+def _validate(merged: dict[str, Any], origins: Mapping[str, str]) -> Config:
+    problems: list[str] = []
+    algorithm = merged.get("algorithm", {"name": "fedavg"})
+    if isinstance(algorithm, Mapping):
+        merged = {**merged, "algorithm": _validate_method(dict(algorithm), "algorithm", problems, origins)}
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        problems += [_explain(e, Config, origins) for e in error.errors(include_url=False)]
+    if problems:
+        raise InvalidInput("\n".join(problems))
+    return config
+
+
+def _validate_method(
+    given: dict[str, Any], place: str, problems: list[str], origins: Mapping[str, str]
+) -> dict[str, Any]:
+    """The method's hyper-parameters, completed with its defaults."""
+    name = given.pop("name", "fedavg")
+    if name not in METHODS:
+        problems.append(f"{place}.name: {_unknown(str(name), METHODS, 'method')}")
+        return {"name": name}
+    inner = given.pop("inner", None)
+    model = _method_model(name)
+    if "client" in given and "client" not in model.model_fields:
+        del given["client"]
+        problems.append(_fixed_client(name, place))
+    try:
+        checked = model.model_validate(given).model_dump()
+    except ValidationError as error:
+        problems += [_explain(e, model, origins, place) for e in error.errors(include_url=False)]
+        checked = {}
+    if METHODS[name].wraps:
+        wrapped = dict(inner) if isinstance(inner, Mapping) else {"name": "fedavg"}
+        checked["inner"] = _validate_method(wrapped, f"{place}.inner", problems, origins)
+    elif inner is not None:
+        problems.append(f"{place}.inner: {name} wraps no other method")
+    return {"name": name, **checked}
+
+
+_RANGES: Mapping[str, Any] = {
+    "rho": NotNegative,
+    "local_rho": NotNegative,
+    "beta": Positive,
+    "mu": NotNegative,
+    "mix": Annotated[float, Field(ge=0, le=1)],
+    "warm_up": Annotated[int, Field(ge=0)],
+    "server_lr": Positive,
+    "momentum": Share,
+    "b1": Share,
+    "b2": Share,
+    "b": Share,
+    "tau": Positive,
+    "offset": NotNegative,
+    "window": Count,
+    "start": Annotated[int, Field(ge=0)],
+    "cycle": Count,
+    "low": Positive,
+    "mean_size": Positive | None,
+}
+
+
+def _method_model(name: str) -> type[BaseModel]:
+    """A section made from the builder's own signature, so that a method is declared once."""
+    fields: dict[str, Any] = {}
+    for option, parameter in METHODS[name].options.items():
+        if option != "inner":
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            fields[option] = (_RANGES.get(option, parameter.annotation), default)
+    model: type[BaseModel] = create_model(f"{name} section", __base__=Section, **fields)
+    return model
+
+
+def _fixed_client(name: str, place: str) -> str:
+    alternatives = {
+        "fedavg": "FedAvg with SAM clients is fedsam",
+        "fedsam": "FedSAM with SGD clients is fedavg",
+        "fedgamma": "FedGamma with SGD clients is scaffold",
+        "scaffold": "SCAFFOLD with SAM clients is fedgamma",
+    }
+    reason = alternatives.get(name, f"{name} fixes its clients' optimiser")
+    free = ", ".join(n for n, method in METHODS.items() if method.takes_client)
+    return f"{place}.client: {reason}; methods that take a client are {free}"
+
+
+def _explain(error: Mapping[str, Any], model: type[BaseModel], origins: Mapping[str, str], prefix: str = "") -> str:
+    """One line: where the value came from, its key, what is wrong and what would be right."""
+    parts = [str(p) for p in error["loc"] if not (isinstance(p, str) and p.startswith(("function-", "literal[")))]
+    parts = [p for p in parts if p not in ("int", "float", "str", "constrained-str", "constrained-int")]
+    key = ".".join([prefix, *parts] if prefix else parts)
+    origin = next((o for k, o in origins.items() if k == key or k.startswith(f"{key}.")), "")
+    where = f"{origin}: " if origin and origin not in ("option", "--set") else ""
+    if error["type"] == "extra_forbidden":
+        return f"{where}{key}: unknown key; {_hint(parts, model)}"
+    if error["type"] == "missing":
+        return f"{where}{key}: is needed"
+    value = error.get("input")
+    shown = f", got {value!r}" if not isinstance(value, Mapping | list) else ""
+    message = str(error["msg"])[:1].lower() + str(error["msg"])[1:]
+    return f"{where}{key}: {message}{shown}"
+
+
+def _hint(parts: Sequence[str], model: type[BaseModel]) -> str:
+    for part in parts[:-1]:
+        info: FieldInfo | None = model.model_fields.get(part)
+        inner = info.annotation if info else None
+        candidates = [inner, *get_args(inner)] if inner else []
+        nested = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if nested is None:
+            break
+        model = nested
+    known = list(model.model_fields)
+    near = difflib.get_close_matches(parts[-1], known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+def _unknown(name: str, known: Mapping[str, Any], what: str) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"unknown {what} {name!r}; {hint}"

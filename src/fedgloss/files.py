@@ -1,0 +1,43 @@
+"""Files that are whole or not there at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import InvalidInput
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write, flush to the disk, rename: a crash leaves the old file or the new one, never a mixture."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A full disk or a read-only folder is the user's to mend: say which, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"{error.filename or path}: cannot write ({error.strerror or error})") from error

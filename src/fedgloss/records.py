@@ -1,0 +1,152 @@
+"""A run on disk: one folder from which every number can be read again.
+
+``config.toml`` (fully resolved), ``environment.json``, ``rounds.jsonl`` (a line a round, and a line an evaluation),
+``timings.jsonl`` (what depends on the machine's mood, so that ``rounds.jsonl`` does not), ``checkpoints/``,
+``clients/`` and ``summary.json``. Readers need nothing but this folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import InvalidInput
+from .files import write_atomically
+from .training import Evaluation, Round
+
+FORMAT = 1
+
+
+class RunFolder:
+    """The places in a run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.environment = path / "environment.json"
+        self.rounds = path / "rounds.jsonl"
+        self.timings = path / "timings.jsonl"
+        self.summary = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.clients = path / "clients"
+        self.analysis = path / "analysis"
+
+    @property
+    def exists(self) -> bool:
+        return self.config.is_file()
+
+    def require(self) -> RunFolder:
+        """This folder, if it holds a run of a format we know."""
+        if not self.exists:
+            raise InvalidInput(f"{self.path}: is not a run (it has no config.toml)")
+        found = read_json(self.environment).get("format")
+        if found != FORMAT:
+            raise InvalidInput(f"{self.environment}: run format {found!r}; this fedgloss reads format {FORMAT}")
+        return self
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run against a second writer. The lock ends with the process, however that ends."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidInput(f"{self.path}: another process is writing to this run") from None
+            yield
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process is writing to this run now."""
+        try:
+            with self.locked():
+                return False
+        except InvalidInput:
+            return True
+        except OSError:
+            return False
+
+
+class Journal:
+    """A file of JSON lines that only grows, and can be cut back to a known length."""
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        """Open for appending after ``length`` bytes; what lies beyond was written by a run that did not get to
+        checkpoint it, and goes."""
+        self.path = path
+        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Make all lines durable; returns the length to cut back to."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def round_line(record: Round) -> dict[str, Any]:
+    return {"type": "round", **asdict(record)}
+
+
+def evaluation_line(evaluation: Evaluation) -> dict[str, Any]:
+    return {"type": "evaluation", **asdict(evaluation)}
+
+
+def read_lines(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a journal, of one ``type`` if given; a torn last line is left out."""
+    found = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            raise InvalidInput(f"{path}: line {number} is not JSON") from None
+        if kind is None or line.get("type") == kind:
+            found.append(line)
+    return found
+
+
+def torn_line(path: Path) -> bool:
+    """Whether the last line was cut off in the middle of being written."""
+    data = path.read_bytes() if path.exists() else b""
+    return bool(data) and not data.endswith(b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise InvalidInput(f"{path}: is not JSON") from None
+    if not isinstance(loaded, dict):
+        raise InvalidInput(f"{path}: is not a JSON object")
+    return loaded
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(_finite(content), indent=2) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN: a figure that is not a number becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""What is shown to people: the paper's tables and figures, and our results beside them."""

@@ -1,0 +1,307 @@
+"""A run that survives anything: the training loop with records, checkpoints, and a clean way to stop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+from .algorithm import Algorithm
+from .algorithms import TailAverage
+from .checkpoint import Checkpoints
+from .compute import compute_threads
+from .costs import ledger
+from .environment import describe_environment, differing_environment
+from .errors import Diverged, InvalidInput
+from .files import disk_errors, write_atomically
+from .messages import ServerState
+from .records import (
+    FORMAT,
+    Journal,
+    RunFolder,
+    evaluation_line,
+    read_json,
+    read_lines,
+    round_line,
+    torn_line,
+    write_json,
+)
+from .tasks import Objective, Problem, client_tasks, evaluate, try_out
+from .training import Plan, Step, steps
+from .transports import DiskStore, SerialTransport
+from .vectors import Vector
+
+Status = Literal["finished", "diverged", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides a run's numbers, and the configuration it was built from."""
+
+    algorithm: Algorithm
+    problem: Problem
+    plan: Plan
+    config_text: str
+    config: Mapping[str, Any]
+    config_hash: str
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How to carry a job out: nothing here changes its numbers."""
+
+    checkpoint_seconds: float = 60.0
+    keep_every: int | None = None
+    client_memory: int | None = None
+
+
+class Tracker(Protocol):
+    """Looks on while a run goes: the progress bar, TensorBoard, or a user's own."""
+
+    def started(self, job: Job, done: int, notices: Sequence[str]) -> None: ...
+
+    def stepped(self, step: Step, seconds: float) -> None: ...
+
+    def ended(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM ask for the end of the current round; a second Ctrl-C is not so patient."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequence[Tracker] = ()) -> dict[str, Any]:
+    """Start the run, or go on with it to the same bits, and return its summary."""
+    with disk_errors(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        notices = _open_folder(job, folder)
+        objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
+        checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
+        algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
+        state, lengths = _starting_point(job, algorithm, objective, checkpoints)
+        store = _open_store(folder, checkpoints, objective, execution, state.round if lengths else None)
+        journals = {name: Journal(path, lengths.get(name, 0)) for name, path in _journals(folder).items()}
+        loop = _Loop(job, algorithm, objective, execution, checkpoints, store, journals, list(trackers))
+        try:
+            for tracker in trackers:
+                tracker.started(job, state.round, notices)
+            with disk_errors(folder.path):
+                status, divergence = loop.run(state)
+                summary = summarise(folder, job, status, divergence)
+                write_json(folder.summary, summary)
+        finally:
+            checkpoints.close()
+            for journal in journals.values():
+                journal.close()
+        for tracker in trackers:
+            tracker.ended(summary)
+        return summary
+
+
+class _Loop:
+    """The rounds of one process's share of a run."""
+
+    def __init__(
+        self,
+        job: Job,
+        algorithm: Algorithm,
+        objective: Objective,
+        execution: Execution,
+        checkpoints: Checkpoints,
+        store: DiskStore,
+        journals: Mapping[str, Journal],
+        trackers: Sequence[Tracker],
+    ) -> None:
+        self.job = job
+        self.algorithm = algorithm
+        self.objective = objective
+        self.execution = execution
+        self.checkpoints = checkpoints
+        self.store = store
+        self.journals = journals
+        self.trackers = trackers
+        self._saved = -1
+
+    def run(self, state: ServerState) -> tuple[Status, Diverged | None]:
+        job, federation = self.job, self.job.problem.federation
+        transport = SerialTransport(
+            self.algorithm, client_tasks(self.objective, federation, job.plan.seed), self.store
+        )
+
+        def judge(params: Vector) -> Mapping[str, float]:
+            assert federation.test is not None
+            return evaluate(self.objective, params, federation.test, federation, job.problem.metrics)
+
+        layout, interruption = self.objective.layout, Interruption()
+        with interruption.handled(), compute_threads(1):
+            self._save(state)
+            last_save = started = time.monotonic()
+            try:
+                for step in steps(
+                    self.algorithm, job.plan, state, transport, layout, judge if federation.test else None
+                ):
+                    now = time.monotonic()
+                    self._record(step, now - started)
+                    state, started = step.state, now
+                    overdue = now - last_save >= self.execution.checkpoint_seconds
+                    if overdue or interruption.asked or self._must_save(state.round):
+                        self._save(state)
+                        last_save = started = time.monotonic()
+                    if interruption.asked and state.round < job.plan.rounds:
+                        return "interrupted", None
+            except Diverged as divergence:
+                for journal in self.journals.values():
+                    journal.sync()
+                return "diverged", divergence
+        return "finished", None
+
+    def _record(self, step: Step, seconds: float) -> None:
+        self.journals["rounds"].append(round_line(step.round))
+        if step.evaluation is not None:
+            self.journals["rounds"].append(evaluation_line(step.evaluation))
+        self.journals["timings"].append({"round": step.round.round, "seconds": round(seconds, 6)})
+        for tracker in self.trackers:
+            tracker.stepped(step, seconds)
+
+    def _must_save(self, done: int) -> bool:
+        # the last round's local models are recomputed from the state before it
+        keep = self.execution.keep_every
+        return done >= self.job.plan.rounds - 1 or (keep is not None and done % keep == 0)
+
+    def _save(self, state: ServerState) -> None:
+        if state.round == self._saved:
+            return
+        self.checkpoints.save(
+            state,
+            self.store,
+            layout=self.objective.layout.fingerprint,
+            config=self.job.config_hash,
+            journals=self.journals,
+        )
+        self._saved = state.round
+
+
+def _journals(folder: RunFolder) -> dict[str, Path]:
+    return {"rounds": folder.rounds, "timings": folder.timings}
+
+
+def _open_folder(job: Job, folder: RunFolder) -> list[str]:
+    """Begin or recognise the run; returns what the user should know before it goes on."""
+    environment = describe_environment()
+    if not folder.exists:
+        if any(p.name != ".lock" for p in folder.path.iterdir()):
+            raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
+        with disk_errors(folder.path):
+            write_json(folder.environment, {"format": FORMAT, **environment})
+            write_atomically(folder.config, job.config_text.encode())
+        return []
+    folder.require()
+    notices = []
+    if torn_line(folder.rounds):
+        notices.append("the last line of rounds.jsonl was torn by a crash and is dropped")
+    changed = differing_environment(read_json(folder.environment), environment)
+    if changed:
+        notices.append(f"this machine may give other last bits: {'; '.join(changed)}")
+    with disk_errors(folder.path):
+        write_atomically(folder.config, job.config_text.encode())
+    return notices
+
+
+def _starting_point(
+    job: Job, algorithm: Algorithm, objective: Objective, checkpoints: Checkpoints
+) -> tuple[ServerState, Mapping[str, int]]:
+    """The newest checkpoint's state and record lengths, or a first state and none."""
+    done = max(checkpoints.rounds(), default=None)
+    if done is None:
+        initial = objective.initial()
+        try_out(objective, initial, job.problem.federation)
+        state = algorithm.init_server(initial, job.problem.federation.population)
+        job.plan.sampling.check(state.population)
+        return state, {}
+    manifest = checkpoints.manifest(done)
+    if manifest.config != job.config_hash:
+        raise InvalidInput(f"{checkpoints.folder.path}: was made with another configuration")
+    if manifest.layout != objective.layout.fingerprint:
+        raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint is of another network")
+    return checkpoints.state(done), manifest.lengths
+
+
+def _open_store(
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    objective: Objective,
+    execution: Execution,
+    done: int | None,
+) -> DiskStore:
+    versions = {} if done is None else checkpoints.versions(done)
+    with disk_errors(folder.path):
+        checkpoints.open(done)
+        store = DiskStore(
+            folder.clients, size=objective.layout.size, budget=execution.client_memory, versions=versions
+        )
+        checkpoints.sweep(-1 if done is None else done)
+        store.sweep((c, v) for kept in checkpoints.rounds() for c, v in checkpoints.versions(kept).items())
+    return store
+
+
+PROTOCOL = (
+    "The unperturbed global model (or the method's own average of models) on the whole test set, without "
+    "augmentation, every {every} rounds and after each of the last {window} rounds; reported is the mean over "
+    "those last {window} rounds, never the best."
+)
+
+
+def summarise(folder: RunFolder, job: Job, status: Status, divergence: Diverged | None = None) -> dict[str, Any]:
+    """What became of the run, worked out from its records."""
+    rounds, evaluations = read_lines(folder.rounds, "round"), read_lines(folder.rounds, "evaluation")
+    seconds = sum(line["seconds"] for line in read_lines(folder.timings))
+    window = job.plan.evaluation_window
+    last = [line for line in evaluations if line["rounds"] > job.plan.rounds - window]
+    complete = status == "finished" and len(last) == window
+    names = last[-1]["metrics"] if last else {}
+    reported = {n: sum(line["metrics"][n] for line in last) / window for n in names} if complete else {}
+    travelled = ledger(rounds)
+    return {
+        "format": FORMAT,
+        "status": status,
+        "rounds": len(rounds),
+        "planned_rounds": job.plan.rounds,
+        "reported": reported,
+        "last_evaluation": evaluations[-1] if evaluations else None,
+        "protocol": PROTOCOL.format(every=job.plan.eval_every, window=window),
+        "window": window,
+        "traffic": {**asdict(travelled), "bytes": travelled.bytes, "factor": travelled.factor},
+        "seconds": round(seconds, 3),
+        "divergence": None if divergence is None else _describe(divergence),
+    }
+
+
+def _describe(divergence: Diverged) -> dict[str, Any]:
+    return {
+        "round": divergence.round,
+        "client": divergence.client,
+        "tensor": divergence.tensor,
+        "reason": divergence.reason,
+    }
