@@ -7,6 +7,7 @@ import sys
 import typer
 
 from ..errors import InvalidInput
+from . import data
 
 app = typer.Typer(
     name="fedgloss",
@@ -14,6 +15,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(data.app)
 
 
 @app.callback()

@@ -94,6 +94,13 @@ CIFAR100 = Kind(
 )
 
 
+def where(name: str) -> str | None:
+    try:
+        return str(_located(CIFAR10 if name == "cifar10" else CIFAR100, None)[0])
+    except InvalidInput:
+        return None
+
+
 def cifar10(
     path: str | Path | None = None,
     *,
@@ -143,9 +150,10 @@ def _cifar(
         train, test = _in_one_folder(train, _required(train_names), test, _required(test_names))
         notes["leaked test pictures"] = int((train.rows >= len(train)).sum())
     if lists is not None:
-        train, train_names = _listed(_a_training_list(Path(lists)), train, _required(train_names))
-        test, test_names = _listed(Path(lists) / "test.json", test, _required(test_names))
-        notes["lists"] = str(lists)
+        folder = _folder_of_lists(Path(lists), kind)
+        train, train_names = _listed(_a_training_list(folder), train, _required(train_names))
+        test, test_names = _listed(folder / "test.json", test, _required(test_names))
+        notes["lists"] = str(folder)
     return DataSet(
         name=kind.name,
         train=train,
@@ -193,6 +201,14 @@ def _in_one_folder(
         return replace(samples, rows=np.array([written[name] for name in names.tolist()], np.int64))
 
     return overwritten(train, train_names), overwritten(test, test_names)
+
+
+def _folder_of_lists(path: Path, kind: Kind) -> Path:
+    """The folder itself, the data set's own folder in it, or that of a file in it."""
+    for folder in (path, path / kind.name, path.parent):
+        if (folder / "test.json").is_file():
+            return folder
+    return path
 
 
 def _a_training_list(folder: Path) -> Path:

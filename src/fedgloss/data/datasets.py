@@ -61,8 +61,17 @@ class Entry:
 
     loader: str
     summary: str
-    clients: int = 10
+    clients: int = 20
     by_hand: str = ""
+
+    @property
+    def module(self) -> Any:
+        return importlib.import_module(f".{self.loader.partition(':')[0]}", __package__)
+
+    @property
+    def function(self) -> Callable[..., DataSet]:
+        found: Callable[..., DataSet] = getattr(self.module, self.loader.partition(":")[2])
+        return found
 
 
 DATA_SETS: Mapping[str, Entry] = {
@@ -71,7 +80,7 @@ DATA_SETS: Mapping[str, Entry] = {
         "idx:fashion_mnist",
         "70,000 grey pictures of clothing, 10 classes",
         clients=100,
-        by_hand="install Debian's package dataset-fashion-mnist, or give the folder of its four IDX files "
+        by_hand="install Debian's package dataset-fashion-mnist, or give the folder of the four IDX files "
         "(github.com/zalandoresearch/fashion-mnist) by path",
     ),
     "cifar10": Entry(
@@ -99,6 +108,9 @@ DATA_SETS: Mapping[str, Entry] = {
 }
 
 
+NEED_A_PATH = ("landmarks-user-160k", "imagefolder", "npz", "huggingface")
+
+
 def load(name: str, **options: Any) -> DataSet | Federation:
     """The data set of this name; ``my_package:make_federation`` and installed plug-ins are names too.
 
@@ -109,8 +121,7 @@ def load(name: str, **options: Any) -> DataSet | Federation:
     (1438, 359, ('0', '1', '2'))
     """
     if name in DATA_SETS:
-        module, _, function = DATA_SETS[name].loader.partition(":")
-        loader: Callable[..., DataSet] = getattr(importlib.import_module(f".{module}", __package__), function)
+        loader = DATA_SETS[name].function
         check_options(name, loader, options)
         return loader(**options)
     from .plugin import find
@@ -121,6 +132,12 @@ def load(name: str, **options: Any) -> DataSet | Federation:
     if not isinstance(made, DataSet | Federation):
         raise InvalidInput(f"{name}: made a {type(made).__name__}, must make a Federation or a DataSet")
     return made
+
+
+def where(name: str) -> str | None:
+    """Where a data set that needs no path lies on this machine; None if it is not here, or needs one."""
+    place: str | None = DATA_SETS[name].module.where(name) if name not in NEED_A_PATH else None
+    return place
 
 
 def check_options(name: str, loader: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -26,6 +26,10 @@ UINT8 = 8
 PIECE = 4096
 
 
+def where(name: str) -> str | None:
+    return str(DEBIAN) if (DEBIAN / f"{FILES[0]}.gz").is_file() else None
+
+
 def fashion_mnist(path: str | Path | None = None) -> DataSet:
     """60,000 training and 10,000 test pictures of 28 x 28 grey pixels, from four IDX files, gzipped or not."""
     files = [_found(Path(path) if path else DEBIAN, name) for name in FILES]
