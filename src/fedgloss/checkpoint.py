@@ -102,7 +102,7 @@ class Checkpoints:
         store.collect(kept)
 
     def restore(self, done: int | None, store: DiskStore) -> None:
-        """Bring folder and store to the very state of checkpoint ``done`` (None: nothing), whatever a crash left."""
+        """Bring folder and store to the very state of checkpoint ``done`` (None: none), whatever a crash left."""
         kept = [] if done is None else [d for d in self.rounds() if d <= done and self._is_kept(d, done)]
         names = {f"{d:08d}" for d in kept}
         for path in self.folder.checkpoints.iterdir():

@@ -61,7 +61,7 @@ def build_federation(config: Config) -> Federation:
             "data.lists: the official split needs the folder of the authors' JSON files, from your copy of their "
             "repository: --set data.lists=PATH"
         )
-    settings = {
+    settings: dict[str, Any] = {
         "clients": data.clients,
         "alpha": data.alpha,
         "classes_per_client": data.classes_per_client,

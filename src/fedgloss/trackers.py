@@ -40,7 +40,7 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise InvalidInput("--track tensorboard: pip install 'fedgloss[tensorboard]'") from None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
         self._writer.add_text("config", f"```toml\n{job.config}```", done)

@@ -29,7 +29,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
         "algorithm", "errors", "gradients", "local", "messages", "schedules", "server_optimizers", "vectors",
     },
     "plugins": {"errors"},
-    "data": {"errors", "files", "randomness"},
+    "data": {"errors", "files", "plugins", "randomness"},
     "models": {"errors", "plugins", "vectors"},
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},

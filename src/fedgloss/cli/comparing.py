@@ -58,7 +58,8 @@ def cells(
     found = []
     for method in methods:
         takes = method in METHODS and METHODS[method].takes_client
-        for client in (clients or [None]) if takes else [None]:
+        choices: Sequence[str | None] = clients if clients and takes else [None]
+        for client in choices:
             label = method if client is None else f"{method}-{client}"
             for seed in seeds:
                 resolved = make(method=method, client=client, seed=seed)

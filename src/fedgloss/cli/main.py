@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InvalidInput
+from . import data
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
 from .planning import plan
@@ -37,6 +38,7 @@ def root(
 ) -> None: ...
 
 
+app.add_typer(data.app)
 app.command("list")(list_all)
 app.command()(show)
 app.command()(plan)

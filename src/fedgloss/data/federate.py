@@ -79,6 +79,7 @@ def federate(
         name=dataset.name,
         classes=dataset.classes,
         validation=None if held_out is None else Subset(dataset.train, held_out),
+        notes=dataset.notes,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -139,7 +139,8 @@ class Partition:
 class Federation:
     """Training samples divided among clients, a test set of the server's, and the way into the network.
 
-    ``validation`` is what tuning may look at: training samples that no client trains on.
+    ``validation`` is what tuning may look at: training samples that no client trains on. ``notes`` say where the
+    data came from, for a run's records.
     """
 
     train: Samples
@@ -149,6 +150,7 @@ class Federation:
     name: str = "arrays"
     classes: tuple[str, ...] = ()
     validation: Samples | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.partition.check(len(self.train))
