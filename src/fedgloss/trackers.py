@@ -6,12 +6,12 @@ Nothing is sent anywhere unless asked for by ``--track``. A tracker is anything 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import InvalidInput
+from .plugins import find
 from .run import Job, Tracker
 from .training import Step
 
@@ -85,14 +85,9 @@ def make_tracker(name: str, folder: Path) -> Tracker:
     """A tracker by name, or by ``package:function``."""
     if name in BUILT_IN:
         return BUILT_IN[name](folder)
-    package, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise InvalidInput(
             f"--track {name}: there are {', '.join(BUILT_IN)}, or write your own as package:function"
         )
-    try:
-        make = getattr(importlib.import_module(package), function)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"--track {name}: {error}") from None
-    tracker: Tracker = make(folder)
+    tracker: Tracker = find(name, "tracker")(folder)
     return tracker

@@ -50,6 +50,16 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
         "records", "tasks", "training", "transports", "vectors",
     },
     "reports": {"errors"},
+    "plan": {
+        "algorithm", "compute", "data", "diagnostics", "local", "messages", "run", "tasks", "transports", "vectors",
+    },
+    "trackers": {"errors", "plugins", "run", "training"},
+    "job": {
+        "algorithm", "algorithms", "config", "data", "divergence", "errors", "local", "models", "run", "sampling",
+        "tasks", "training",
+    },
+    "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
+    "sweep": {"config", "errors"},
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli"}

@@ -13,6 +13,7 @@ from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
 from .planning import plan
 from .running import export, resume, run
+from .sweeping import sweep
 
 app = typer.Typer(
     name="fedgloss",
@@ -45,6 +46,7 @@ app.command()(plan)
 app.command()(run)
 app.command()(resume)
 app.command()(compare)
+app.command()(sweep)
 app.command()(runs)
 app.command()(export)
 app.command()(doctor)

@@ -1,0 +1,123 @@
+"""`sweep`: search hyper-parameters on validation data."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..config import Config, Resolved
+from ..errors import InvalidInput
+from ..records import RunFolder
+from .options import (
+    Alpha,
+    Client,
+    Fidelity,
+    Json,
+    Method,
+    Quiet,
+    Rounds,
+    Seed,
+    Settings,
+    Source,
+    Split,
+    Workers,
+    configured,
+    number_or_text,
+)
+from .progress import ShowProgress
+from .tables import CROSS
+
+
+def paper_grid(source: str, config: Config) -> dict[str, list[Any]]:
+    """The values the paper tried for this preset and method."""
+    from ..reports.paper import FIXED_CLIENTS, grid
+
+    name = config.algorithm["name"]
+    client = FIXED_CLIENTS.get(name, config.algorithm.get("client", "sgd"))
+    return {f"algorithm.{key}": list(values) for key, values in grid(source, name, client).items()}
+
+
+def sweep(
+    source: Source,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", "-g", metavar="KEY=V1,V2", help="Values to try; give it several times."),
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper-grid", help="The paper's own grid for this method.")] = False,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="At most so many points, chosen by TPE.")
+    ] = None,
+    method: Method = None,
+    client: Client = None,
+    alpha: Alpha = None,
+    split: Split = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    fidelity: Fidelity = None,
+    settings: Settings = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the trials.")] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Search hyper-parameters. Trials are judged on a validation share of the training data, never on the test set;
+    several processes may work on the same sweep, and one that was stopped goes on."""
+    from ..job import build_execution, build_job
+    from ..run import execute
+    from ..sweep import parse_grid, search
+
+    console = Console(stderr=json, quiet=quiet)
+
+    def make(point: Mapping[str, Any]) -> Config:
+        return resolve_point(point).config
+
+    def resolve_point(point: Mapping[str, Any]) -> Resolved:
+        options = {
+            "algorithm__name": method,
+            "algorithm__client": client,
+            "data__alpha": alpha,
+            "data__split": split,
+            "training__rounds": rounds,
+            "training__seed": seed,
+            "fidelity": fidelity,
+            "run__workers": number_or_text(workers),
+            "training__evaluate_on": "validation",
+        }
+        points = {key.replace(".", "__"): value for key, value in point.items()}
+        resolved = configured(source, settings, **{**options, **points})
+        if resolved.config.data.validation == 0:
+            resolved = configured(source, settings, **{**options, **points, "data__validation": 0.1})
+        return resolved
+
+    def run_point(config: Config, folder: Path) -> Mapping[str, Any]:
+        return execute(
+            build_job(config), RunFolder(folder), build_execution(config), [ShowProgress(console, folder.name)]
+        )
+
+    base = make({})
+    if paper and grid:
+        raise InvalidInput("--paper-grid: is a grid already; leave out --grid")
+    space = paper_grid(source, base) if paper else parse_grid(grid or [])
+    for key, values in space.items():
+        for value in values:
+            make({key: value})  # a value that cannot be is refused before anything runs
+    folder = out or Path("runs") / f"{Path(source).stem}-{base.algorithm['name']}-sweep"
+    found = search(space, make, run_point, folder, trials=trials)
+    if json:
+        rows = [{"settings": dict(t.settings), "value": t.value, "run": str(t.folder)} for t in found]
+        print(json_module.dumps({"out": str(folder), "trials": rows}))
+        return
+    table = Table(*space, "validation accuracy %", "run", box=None, pad_edge=False)
+    for trial in found:
+        shown = CROSS if trial.value is None else f"{100 * trial.value:.2f}"
+        table.add_row(*(str(trial.settings[key]) for key in space), shown, str(trial.folder))
+    console.print(table)
+    if found and found[0].value is not None:
+        best = " ".join(f"--set {key}={json_module.dumps(value)}" for key, value in found[0].settings.items())
+        console.print(f"best on validation data: {best}", highlight=False)
