@@ -296,7 +296,7 @@ def _chosen_for_the_method(
     inner = _last(layers, "algorithm", "inner")
     if METHODS[name].wraps:
         inside = inner.get("name", "fedavg") if isinstance(inner, Mapping) else "fedavg"
-        chosen["inner"] = {"name": inside, **tables.get(inside, {})}
+        chosen["inner"] = {"name": inside, **(tables.get(inside, {}) if isinstance(inside, str) else {})}
     found = [(f"chosen for {name}", {"algorithm": chosen})]
     fidelity = _last(layers, "fidelity") or "paper"
     if fidelity == "released":
@@ -327,7 +327,7 @@ def _validate_method(
 ) -> dict[str, Any]:
     """The method's hyper-parameters, completed with its defaults."""
     name = given.pop("name", "fedavg")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         problems.append(f"{place}.name: {_unknown(str(name), METHODS, 'method')}")
         return {"name": name}
     inner = given.pop("inner", None)
@@ -398,7 +398,7 @@ def _explain(error: Mapping[str, Any], model: type[BaseModel], origins: Mapping[
     parts = [str(p) for p in error["loc"] if not (isinstance(p, str) and p.startswith(("function-", "literal[")))]
     parts = [p for p in parts if p not in ("int", "float", "str", "constrained-str", "constrained-int")]
     key = ".".join([prefix, *parts] if prefix else parts)
-    origin = next((o for k, o in origins.items() if k == key or k.startswith(f"{key}.")), "")
+    origin = origins.get(key) or next((o for k, o in origins.items() if k.startswith(f"{key}.")), "")
     where = f"{origin}: " if origin and origin not in ("option", "--set") else ""
     if error["type"] == "extra_forbidden":
         return f"{where}{key}: unknown key; {_hint(parts, model)}"

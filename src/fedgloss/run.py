@@ -110,11 +110,13 @@ class Interruption:
 
 def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequence[Tracker] = ()) -> dict[str, Any]:
     """Start the run, or go on with it to the same bits, and return its summary."""
+    objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
+    try_out(objective, objective.initial(), job.problem.federation)
+    job.plan.sampling.check(job.problem.federation.population)
     with disk_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
         notices = _open_folder(job, folder)
-        objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
         checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
         algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
         state, lengths = _starting_point(job, algorithm, objective, checkpoints)
@@ -261,11 +263,7 @@ def _starting_point(
     """The newest checkpoint's state and record lengths, or a first state and none."""
     done = max(checkpoints.rounds(), default=None)
     if done is None:
-        initial = objective.initial()
-        try_out(objective, initial, job.problem.federation)
-        state = algorithm.init_server(initial, job.problem.federation.population)
-        job.plan.sampling.check(state.population)
-        return state, {}
+        return algorithm.init_server(objective.initial(), job.problem.federation.population), {}
     manifest = checkpoints.manifest(done)
     if done > job.plan.rounds:
         raise InvalidInput(f"training.rounds: {job.plan.rounds} asked for, but the run has done {done} already")

@@ -195,4 +195,4 @@ def compare(
     console.print(
         f"accuracy: {summaries[0]['protocol']} Mean ± sample standard deviation over seeds.", highlight=False
     )
-    console.print(f"runs: {folder}", highlight=False)
+    console.print(f"runs: {folder}", highlight=False, soft_wrap=True)

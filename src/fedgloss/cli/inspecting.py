@@ -48,7 +48,7 @@ def list_all() -> None:
     for title, group in groups.items():
         console.print(f"[bold]{title}[/bold]")
         for name, summary in group.items():
-            console.print(f"  {name:{width}}  {summary}", highlight=False)
+            console.print(f"  {name:{width}}  {summary}", highlight=False, soft_wrap=True)
         console.print()
 
 
@@ -160,10 +160,10 @@ def doctor(json: Json = False) -> None:
             console.print(f"{key:16} {value}")
     console.print("\n[bold]data[/bold]")
     for name, place in facts["data"].items():
-        console.print(f"  {name:22} {place or '[dim]not found[/dim]'}")
+        console.print(f"  {name:22} {place or '[dim]not found[/dim]'}", soft_wrap=True)
     console.print("\n[bold]extras[/bold]")
     for name, present in facts["extras"].items():
         hint = (
             "present" if present else f"[dim]absent: pip install 'fedgloss\\[{name}]' for {EXTRAS[name][1]}[/dim]"
         )
-        console.print(f"  {name:22} {hint}")
+        console.print(f"  {name:22} {hint}", soft_wrap=True)

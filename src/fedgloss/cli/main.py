@@ -52,11 +52,25 @@ app.command()(export)
 app.command()(doctor)
 
 
+USAGE_ERROR = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except InvalidInput as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
+    except USAGE_ERROR as error:
+        context, message = getattr(error, "ctx", None), " ".join(str(error.format_message()).split())
+        if "Usage:" in message:  # no command at all: the message is the help
+            print(error.format_message())
+        else:
+            command = context.command_path if context is not None else "fedgloss"
+            print(f"error: {message} (see {command} --help)", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -44,7 +44,7 @@ class ShowProgress:
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
         for notice in notices:
-            self._console.print(f"[yellow]note:[/yellow] {notice}", highlight=False)
+            self._console.print(f"[yellow]note:[/yellow] {notice}", highlight=False, soft_wrap=True)
         if done:
             self._console.print(f"going on after round {done}", highlight=False)
         self._every = max(1, job.plan.rounds // LINES)
@@ -65,7 +65,9 @@ class ShowProgress:
         if self._progress is not None:
             self._progress.update(self._task, completed=done, figures=shown)
         elif done % self._every == 0 or done == self._total:
-            self._console.print(f"{self._name}  round {done}/{self._total}  {shown}", highlight=False)
+            self._console.print(
+                f"{self._name}  round {done}/{self._total}  {shown}", highlight=False, soft_wrap=True
+            )
 
     def ended(self, summary: Mapping[str, Any]) -> None:
         if self._progress is not None:

@@ -82,21 +82,30 @@ def report(console: Console, folder: Path, summary: dict[str, Any], config: Conf
     console.print()
     if summary["status"] == "diverged":
         where = summary["divergence"]
-        console.print(f"[red]{CROSS} diverged[/red] in round {where['round']}: {where['reason']}", highlight=False)
+        console.print(
+            f"[red]{CROSS} diverged[/red] in round {where['round']}: {where['reason']}",
+            highlight=False,
+            soft_wrap=True,
+        )
     elif summary["status"] == "interrupted":
-        console.print(f"stopped after round {summary['rounds']} of {summary['planned_rounds']}, all is saved")
-        console.print(f"go on with: fedgloss resume {folder}", highlight=False)
+        console.print(
+            f"stopped after round {summary['rounds']} of {summary['planned_rounds']}, all is saved", soft_wrap=True
+        )
+        console.print(f"go on with: fedgloss resume {folder}", highlight=False, soft_wrap=True)
     for name, value in summary["reported"].items():
         shown = f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
-        console.print(f"{name}: [bold]{shown}[/bold]", highlight=False)
+        console.print(f"{name}: [bold]{shown}[/bold]", highlight=False, soft_wrap=True)
     split = config.data.split if config.data.alpha is None else f"{config.data.split}, alpha {config.data.alpha:g}"
-    console.print(f"data: {config.data.name}, split {split} (seed {config.data.seed})", highlight=False)
-    console.print(f"protocol: {summary['protocol']}", highlight=False)
+    console.print(
+        f"data: {config.data.name}, split {split} (seed {config.data.seed})", highlight=False, soft_wrap=True
+    )
+    console.print(f"protocol: {summary['protocol']}", highlight=False, soft_wrap=True)
     console.print(
         f"traffic: {size(traffic['bytes'])} in {summary['rounds']} rounds, {traffic['factor']:g}x FedAvg's vectors",
         highlight=False,
+        soft_wrap=True,
     )
-    console.print(f"run: {folder}", highlight=False)
+    console.print(f"run: {folder}", highlight=False, soft_wrap=True)
 
 
 def run(
