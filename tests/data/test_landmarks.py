@@ -73,6 +73,12 @@ def test_pictures_labels_and_users(folder: Path, loaded) -> None:
     assert data.notes["published"] is False
 
 
+def test_users_are_clients_in_the_order_of_their_numbers(tmp_path: Path, loaded) -> None:
+    make_landmarks(tmp_path / "set", users=12, pictures=40, test_pictures=2)
+    data = loaded(NAME, path=tmp_path / "set", side=16)
+    assert data.owners.tolist() == [int(row["user_id"]) for row in rows(tmp_path / "set" / "federated_train.csv")]
+
+
 def test_shards_a_flat_folder_and_a_tree_give_the_same(folder: Path, tmp_path: Path, loaded) -> None:
     make_landmarks(tmp_path / "shards", **SMALL, shards=True)
     flat = tmp_path / "flat"

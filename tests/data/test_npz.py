@@ -102,6 +102,17 @@ def test_members_that_are_no_arrays_or_too_short(tmp_path: Path, refused) -> Non
         ("train_images.npy", b"nonsense", "is no NumPy array"),
         ("train_images.npy", contents["train_images.npy"][:-50], "ends too early"),
         ("train_labels.npy", contents["train_labels.npy"][:-1], "not as long as its header says"),
+        ("train_labels.npy", contents["train_labels.npy"] + b"x", "not as long as its header says"),
+        (
+            "train_labels.npy",
+            contents["train_labels.npy"].replace(b"(9,), }", b"(-9,),}"),
+            "claims the shape (-9,)",
+        ),
+        (
+            "train_labels.npy",
+            contents["train_labels.npy"].replace(b"(9,), }" + b" " * 9, b"(999999999999,)}"),
+            "claims",
+        ),
     ):
         with zipfile.ZipFile(path, "w") as archive:
             for other, content in contents.items():

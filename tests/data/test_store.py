@@ -91,7 +91,9 @@ def test_a_stale_or_damaged_store_is_made_again(source: Path, cache: Path, store
             header.write_text("{")
         case "old format":
             header.write_text(json.dumps({**json.loads(header.read_text()), "format": 0}))
-    again = converted("toy", [source], fill)
+    calls = []
+    again = converted("toy", [source], lambda writer: (calls.append(1), fill(writer))[1])
+    assert calls == [1]
     assert (again.array("pictures") == PICTURES).all()
     assert len(stored()) == 3, "one store, and no trace of the other"
 

@@ -153,7 +153,8 @@ def check_options(name: str, loader: Callable[..., Any], options: Mapping[str, A
             raise InvalidInput(f"{name}: unknown option {option!r}; {hint}")
     for parameter in parameters:
         if parameter.default is parameter.empty and parameter.name not in options:
-            raise InvalidInput(f"{name}: needs {parameter.name}")
+            how = DATA_SETS[name].by_hand if name in DATA_SETS else ""
+            raise InvalidInput(f"{name}: needs {parameter.name}{'; ' + how if how else ''}")
 
 
 def held_out(labels: Indices, share: float, seed: int) -> Indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ LAYOUTS = (
     ("x_train", "y_train", "x_test", "y_test"),
 )
 PIECE = 64 << 20
+LARGEST_TABLE = 1 << 31  # of labels, clients or names
 
 
 def npz(path: str | Path, *, flip: bool = True) -> DataSet:
@@ -61,7 +63,7 @@ def convert_archive(
     try:
         with zipfile.ZipFile(path) as archive:
             _convert(archive, path, writer, classes, shape)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise InvalidInput(f"{path}: is damaged or no .npz archive ({error})") from error
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -127,7 +129,7 @@ def _pieces(archive: zipfile.ZipFile, path: Path, name: str) -> Iterator[npt.NDA
             raise InvalidInput(f"{path}: {name} is {shape}, should be (count, height, width[, channels])")
         if fortran:
             shape = shape[::-1]
-        size = int(np.prod(shape[1:], dtype=np.int64))
+        size = math.prod(shape[1:])
         step = max(1, PIECE // size) if not fortran else shape[0]
         for start in range(0, shape[0], step):
             count = min(step, shape[0] - start)
@@ -143,8 +145,11 @@ def _pieces(archive: zipfile.ZipFile, path: Path, name: str) -> Iterator[npt.NDA
 def _whole(archive: zipfile.ZipFile, path: Path, name: str) -> npt.NDArray[Any]:
     with archive.open(f"{name}.npy") as file:
         shape, fortran, dtype = _header(file, path, name)
-        content = file.read()
-    if len(content) != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        size = dtype.itemsize * math.prod(shape)
+        if size > LARGEST_TABLE:
+            raise InvalidInput(f"{path}: {name} claims {size} bytes")
+        content = file.read(size + 1)
+    if len(content) != size:
         raise InvalidInput(f"{path}: {name} is not as long as its header says")
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
@@ -156,6 +161,8 @@ def _header(file: IO[bytes], path: Path, name: str) -> tuple[tuple[int, ...], bo
         shape, fortran, dtype = read(file)
     except (ValueError, KeyError) as error:
         raise InvalidInput(f"{path}: {name} is no NumPy array") from error
+    if any(length < 0 for length in shape):
+        raise InvalidInput(f"{path}: {name} claims the shape {shape}")
     if dtype.hasobject:
         raise InvalidInput(f"{path}: {name} holds Python objects, which are never loaded")
     return shape, fortran, dtype
