@@ -1,0 +1,255 @@
+"""The commands as a newcomer uses them: digits, a small network, a handful of rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli.command import Answer, fedgloss
+from safetensors.torch import load_file
+
+from fedgloss.cli.planning import duration
+from fedgloss.cli.tables import accuracy_cell, percent, size
+from fedgloss.config import bytes_of, resolve, to_toml
+from fedgloss.costs import ledger, reach
+from fedgloss.data.datasets import load
+from fedgloss.models import build
+from fedgloss.records import read_json, read_lines
+
+QUICK = ["--set", "model.name=logistic", "--set", "local.lr=0.05", "--workers", "1"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def call(here: Path, capsys: pytest.CaptureFixture[str]):
+    def command(*arguments: str | Path) -> Answer:
+        answer = fedgloss(capsys, *arguments)
+        assert answer.code == 0, answer.err
+        return answer
+
+    return command
+
+
+def test_run_says_what_it_did_and_the_same_command_goes_on(call, here: Path) -> None:
+    command = ["run", "digits", "--method", "fedgloss", "--client", "sam", "--rounds", "20", *QUICK]
+    out = call(*command).out
+    folder = here / "runs" / "digits-fedgloss-sam-alpha0-seed0"
+    assert "accuracy:" in out
+    assert "never the best" in out
+    assert "split hsu, alpha 0" in out
+    before = (folder / "rounds.jsonl").read_bytes()
+    assert "going on after round 20" in call(*command).out
+    assert (folder / "rounds.jsonl").read_bytes() == before
+    longer = [*command[: -len(QUICK)][:-1], "25", *QUICK]
+    call(*longer)
+    assert (folder / "rounds.jsonl").read_bytes().startswith(before[: before.index(b'"evaluation"')])
+    assert read_json(folder / "summary.json")["rounds"] == 25
+
+
+def test_resume_for_more_rounds(call, here: Path) -> None:
+    call("run", "digits", "--rounds", "4", "--out", "short", *QUICK)
+    call("resume", "short", "--rounds", "6")
+    call("run", "digits", "--rounds", "6", "--out", "long", *QUICK)
+    ends = [load_file(here / name / "checkpoints" / "00000006.safetensors") for name in ("short", "long")]
+    assert torch.equal(ends[0]["vector.params"], ends[1]["vector.params"])
+
+
+def test_the_summary_can_be_recomputed_from_the_records(call, here: Path) -> None:
+    call("run", "digits", "--method", "scaffold", "--rounds", "20", "--out", "run", *QUICK)
+    summary = read_json(here / "run" / "summary.json")
+    rounds, evaluations = (read_lines(here / "run" / "rounds.jsonl", kind) for kind in ("round", "evaluation"))
+    last = [e["metrics"]["accuracy"] for e in evaluations if e["rounds"] > 18]
+    assert summary["window"] == 2
+    assert summary["reported"]["accuracy"] == sum(last) / 2
+    assert summary["traffic"]["factor"] == ledger(rounds).factor == 2.0
+    assert summary["traffic"]["bytes"] == sum(r["down"]["bytes"] + r["up"]["bytes"] for r in rounds)
+    target = evaluations[2]["metrics"]["accuracy"]
+    reached = reach(rounds, evaluations, target)
+    assert reached is not None
+    assert reached.rounds <= evaluations[2]["rounds"]
+    assert reached.bytes == sum(r["down"]["bytes"] + r["up"]["bytes"] for r in rounds[: reached.rounds])
+    assert reach(rounds, evaluations, 1.1) is None
+
+
+def test_per_client_accuracy_on_request(call, here: Path) -> None:
+    call("run", "digits", "--rounds", "3", "--out", "run", "--set", "training.client_accuracy=true", *QUICK)
+    reported = read_json(here / "run" / "summary.json")["reported"]
+    assert reported["client_accuracy_p10"] <= reported["client_accuracy_p50"] <= reported["client_accuracy_p90"]
+
+
+def test_validation_share_and_where_it_is_judged(call, here: Path) -> None:
+    options = ["--set", "data.validation=0.2", "--set", "training.evaluate_on=validation"]
+    call("run", "digits", "--rounds", "2", "--out", "run", *options, *QUICK)
+    assert "whole validation set" in read_json(here / "run" / "summary.json")["protocol"]
+
+
+def test_compare_prints_one_table_and_reads_finished_runs(call, here: Path) -> None:
+    command = ["compare", "digits", "--methods", "fedavg,fedsam,fedgloss", "--clients", "sgd,sam", "--seeds", "0,1"]
+    command += ["--rounds", "4", "--jobs", "1", "--out", "cmp", *QUICK[:-2]]
+    found = json.loads(call(*command, "--json").out)
+    assert set(found["methods"]) == {"fedavg", "fedsam", "fedgloss-sgd", "fedgloss-sam"}
+    assert all(len(seeds) == 2 for seeds in found["methods"].values())
+    began = time.monotonic()
+    out = call(*command).out
+    assert time.monotonic() - began < 60
+    for text in ("fedgloss-sam", "fedavg", "±", "1x", "never the best"):
+        assert text in out
+
+
+def test_sweep_judges_on_validation_and_goes_on(call, here: Path) -> None:
+    pytest.importorskip("optuna")
+    command = ["sweep", "digits", "--grid", "local.lr=0.001,0.05", "--grid", "local.epochs=1,2", "--rounds", "3"]
+    command += ["--out", "swept", *QUICK[:2], "--workers", "1", "--quiet"]
+    found = json.loads(call(*command, "--json").out)["trials"]
+    assert len(found) == 4
+    assert found == sorted(found, key=lambda t: -t["value"])
+    protocols = {read_json(Path(t["run"]) / "summary.json")["protocol"] for t in found}
+    assert all("validation set" in p for p in protocols)
+    again = json.loads(call(*command, "--json").out)["trials"]
+    assert {t["run"] for t in again} == {t["run"] for t in found}
+
+
+def test_export_loads_into_the_module_in_two_lines(call, here: Path) -> None:
+    call("run", "digits", "--rounds", "2", "--out", "run", "--workers", "1", "--set", "local.batch_size=72")
+    call("export", "run", "--to", "model.safetensors")
+    call("export", "run", "--to", "model.pt")
+    call("export", "run", "--to", "mean.safetensors", "--average")
+    model = build("cnn", (1, 32, 32), 10)
+    model.load_state_dict(load_file("model.safetensors"))
+    plain = torch.load("model.pt", weights_only=True)
+    assert all(torch.equal(plain[name], tensor) for name, tensor in load_file("model.safetensors").items())
+    digits = load("digits")
+    pictures, labels = digits.test.fetch(torch.arange(len(digits.test)).numpy())
+    with torch.no_grad():
+        right = (model.eval()(digits.transform.test(pictures)).argmax(1) == labels).double().mean()
+    last = read_json(here / "run" / "summary.json")["last_evaluation"]["metrics"]["accuracy"]
+    assert float(right) == pytest.approx(last, abs=1e-9)
+
+
+def test_initial_weights_from_a_file(call, here: Path) -> None:
+    call("run", "digits", "--rounds", "3", "--out", "one", *QUICK)
+    call("export", "one", "--to", "start.safetensors")
+    options = ["--set", "model.weights=start.safetensors", "--keep-every", "1"]
+    call("run", "digits", "--rounds", "2", "--out", "two", *options, *QUICK)
+    end = load_file(here / "one" / "checkpoints" / "00000003.safetensors")["vector.params"]
+    assert torch.equal(load_file(here / "two" / "checkpoints" / "00000000.safetensors")["vector.params"], end)
+
+
+def test_runs_lists_and_deletes(call, here: Path) -> None:
+    call("run", "digits", "--rounds", "2", *QUICK)
+    (here / "runs" / "broken").mkdir()
+    (here / "runs" / "broken" / "config.toml").write_text("")
+    rows = json.loads(call("runs", "--json").out)
+    states = {row["run"]: row["state"] for row in rows}
+    assert states["digits-fedavg-alpha0-seed0"] == "finished"
+    assert "unreadable" in states["broken"]
+    call("runs", "--delete", "digits-fedavg-alpha0-seed0", "--yes")
+    assert not (here / "runs" / "digits-fedavg-alpha0-seed0").exists()
+
+
+def test_show_list_and_doctor(call) -> None:
+    shown = call("show", "cifar10-cnn", "--method", "fedgloss", "--client", "sam", "--set", "local.lr=0.5").out
+    for text in ("chosen for fedgloss", "--set", "preset cifar10-cnn", "2000"):
+        assert text in shown
+    listed = call("list").out
+    for text in ("naive-fedgloss", "landmarks-user-160k", "resnet18-gn", "cifar100-cnn", "dirichlet"):
+        assert text in listed
+    facts = json.loads(call("doctor", "--json").out)
+    assert facts["data"]["digits"]
+    assert facts["torch"] == torch.__version__
+
+
+def test_released_fidelity_switches_the_disagreements(call) -> None:
+    shown = json.loads(call("show", "cifar10-cnn", "--method", "fedgloss", "--fidelity", "released", "--json").out)
+    assert shown["algorithm"]["dual"] == "code"
+    assert shown["algorithm"]["rho_schedule"] == "released"
+    assert shown["data"]["split"] == "official"
+    assert shown["data"]["options"] == {"emulate_leak": True, "draw": "batch"}
+
+
+def test_completion_is_offered(here: Path) -> None:
+    environment = {
+        **os.environ,
+        "_FEDGLOSS_COMPLETE": "complete_bash",
+        "COMP_WORDS": "fedgloss run cifar10-",
+        "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": "fedgloss run cifar10-",
+    }
+    script = Path(sys.executable).with_name("fedgloss")
+    done = subprocess.run([script], env=environment, capture_output=True, text=True)
+    assert "cifar10-cnn" in done.stdout
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard"])
+def test_tracking_writes_beside_the_run(call, here: Path, tracker: str) -> None:
+    pytest.importorskip(tracker)
+    call("run", "digits", "--rounds", "3", "--out", "run", "--track", tracker, *QUICK)
+    assert list((here / "run" / tracker).glob("events*"))
+
+
+def test_a_tracker_of_ones_own(call, here: Path) -> None:
+    (here / "my_tracking.py").write_text(
+        "class Mine:\n"
+        "    def __init__(self, folder): self.file = (folder.parent / 'seen.txt').open('w')\n"
+        "    def started(self, job, done, notices): print('started', done, file=self.file)\n"
+        "    def stepped(self, step, seconds): print('round', step.round.round, file=self.file)\n"
+        "    def ended(self, summary): print(summary['status'], file=self.file); self.file.close()\n"
+    )
+    call("run", "digits", "--rounds", "2", "--out", "run", "--track", "my_tracking:Mine", *QUICK)
+    assert (here / "seen.txt").read_text().split("\n") == ["started 0", "round 0", "round 1", "finished", ""]
+
+
+def test_ctrl_c_on_a_real_process_saves_and_says_how_to_go_on(here: Path) -> None:
+    command = [sys.executable, "-m", "fedgloss", "run", "digits", "--rounds", "100000", "--out", "run", *QUICK]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        time.sleep(0.1)
+        records = here / "run" / "rounds.jsonl"
+        if records.exists() and records.stat().st_size > 2000:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "all is saved" in out
+    assert "fedgloss resume run" in out
+    assert "Traceback" not in err
+    done = read_json(here / "run" / "summary.json")["rounds"]
+    assert (here / "run" / "checkpoints" / f"{done:08d}.json").exists()
+
+
+def test_a_configuration_survives_being_written() -> None:
+    resolved = resolve(
+        "digits", {"algorithm.name": "wima"}, ["algorithm.inner.name=fedgloss", "algorithm.window=7"]
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(to_toml(resolved.config))
+        file.flush()
+        assert resolve(file.name).config == resolved.config
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2GB", 2 * 10**9), ("512MiB", 512 * 2**20), ("1.5 kB".replace("k", "K"), 1500), ("42", 42)]
+)
+def test_sizes_are_read(text: str, count: int) -> None:
+    assert bytes_of(text) == count
+
+
+def test_numbers_are_shown_as_people_write_them() -> None:
+    assert [size(n) for n in (12, 1500, 3_200_000, 5e12)] == ["12 B", "1.5 kB", "3.2 MB", "5.0 TB"]
+    assert [duration(s) for s in (3.2, 200, 12_000, 200_000)] == ["3.2 s", "3 min 20 s", "3 h 20 min", "2 d 7 h"]
+    assert percent([0.713]) == "71.3"
+    assert percent([0.70, 0.72]) == "71.0 ± 1.4"
+    diverged = {"status": "diverged", "reported": {}}
+    assert accuracy_cell([diverged]) == "✗"
