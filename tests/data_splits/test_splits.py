@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 import tracemalloc
 from collections import Counter
@@ -111,6 +112,23 @@ def test_shards(labels, clients, each, seed):
 
 
 @everyday
+@given(st.data())
+def test_shards_where_they_are_possible(data):
+    classes = data.draw(st.integers(1, 8))
+    each = data.draw(st.integers(1, classes))
+    clients = data.draw(st.integers(-(-classes // each), 30))
+    counts = data.draw(st.lists(st.integers(clients, 60), min_size=classes, max_size=classes))
+    labels = np.repeat(np.arange(classes), counts)
+    partition = splits.shards(labels, clients, each, data.draw(st.integers(0, 9)))
+    check(partition, len(labels), clients)
+    facts = describe(partition, labels, classes)
+    assert facts.classes_per_client.least == facts.classes_per_client.most == each
+    if len(set(counts)) == 1 and clients * each % classes == 0:
+        piece = counts[0] * classes // (clients * each)
+        assert each * piece <= facts.sizes.least <= facts.sizes.most <= each * (piece + 1)
+
+
+@everyday
 @given(owners=st.lists(st.integers(-5, 2**62), min_size=1, max_size=60) | st.lists(st.integers(0, 5), min_size=1))
 def test_natural(owners):
     partition = splits.natural(np.array(owners, np.int64))
@@ -197,18 +215,30 @@ def plainly(labels: np.ndarray, clients: int, logs: np.ndarray) -> np.ndarray:
     return np.array(table)
 
 
+def check_against_the_plain_loop(monkeypatch, labels, clients, alpha, seed):
+    drawn = []
+    original = splits._log_gamma
+    with monkeypatch.context() as patch:
+        patch.setattr(splits, "_log_gamma", lambda c, g: drawn.append(original(c, g)) or drawn[-1])
+        partition = splits.hsu(labels, clients, alpha, seed)
+    present = np.unique(labels)
+    expected = plainly(np.searchsorted(present, labels), clients, np.concatenate(drawn))
+    assert class_counts(partition, labels, int(labels.max()) + 1)[:, present].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("alpha", [0.05, 1.0, 10.0, 1000.0])
 @pytest.mark.parametrize(("classes", "clients", "block"), [(10, 40, 1 << 15), (10, 40, 70), (30, 57, 1)])
 def test_hsu_fills_one_client_after_the_other(monkeypatch, alpha, classes, clients, block):
     """All at once, in blocks of any size, is the plain loop."""
     monkeypatch.setattr(splits, "BLOCK", block)
-    labels = np.arange(1000, dtype=np.int64) % classes
-    drawn = []
-    original = splits._log_gamma
-    monkeypatch.setattr(splits, "_log_gamma", lambda c, g: drawn.append(original(c, g)) or drawn[-1])
-    partition = splits.hsu(labels, clients, alpha, seed=1)
-    expected = plainly(labels, clients, np.concatenate(drawn))
-    assert class_counts(partition, labels, classes).tolist() == expected.tolist()
+    check_against_the_plain_loop(monkeypatch, np.arange(1000) % classes, clients, alpha, seed=1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_hsu_drops_a_class_as_soon_as_it_has_run_out(monkeypatch, seed):
+    """Classes of a few samples only: some end exactly with a client, and the next one's shares must know."""
+    labels = np.minimum(np.random.default_rng(seed).geometric(0.2, 3000), 50) - 1
+    check_against_the_plain_loop(monkeypatch, labels, 10, 1000.0, seed)
 
 
 def test_a_dirichlet_draw_has_the_right_moments():
@@ -499,3 +529,11 @@ def test_a_million_clients(million, way):
     assert federation.population == MANY
     assert peak < 100e6
     assert seconds < 2
+
+
+def test_the_example_of_the_page(capsys):
+    """The Python of docs/splits.md runs as it stands."""
+    page = (Path(__file__).parents[2] / "docs" / "splits.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {})
+    assert "Spread(mean=1." in capsys.readouterr().out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,3 +217,14 @@ def test_own_weights_for_other_classes_say_what_differs(tmp_path):
     path = saved(made("cnn", classes=10).state_dict(), tmp_path / "own.safetensors")
     with pytest.raises(InvalidInput, match=r"fc3.weight has shape \(10, 192\), the model needs \(12, 192\)"):
         load_weights(made("cnn"), path)
+
+
+def test_the_examples_of_the_page(tmp_path, monkeypatch):
+    """The Python of docs/models.md runs as it stands."""
+    monkeypatch.chdir(tmp_path)
+    saved(drawn(mobilenet_v2()), tmp_path / "mobilenet_v2.safetensors")
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, {})
