@@ -1,11 +1,13 @@
 """Who looks on while a run goes: TensorBoard, Weights & Biases, or a tracker of your own.
 
 Nothing is sent anywhere unless asked for by ``--track``. A tracker is anything with ``started``, ``stepped`` and
-``ended`` (see ``fedgloss.run.Tracker``); ``--track my_package:make_tracker`` calls ``make_tracker(folder)``.
+``ended`` (see ``fedgloss.run.Tracker``); ``--track my_package:make_tracker`` calls ``make_tracker(folder)``. The
+run's folder is there from ``started`` on.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,10 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise InvalidInput("--track tensorboard: pip install 'fedgloss[tensorboard]'") from None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self._open: Callable[[], Any] = lambda: SummaryWriter(str(folder / "tensorboard"))
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
+        self._writer = self._open()
         self._writer.add_text("config", f"```toml\n{job.config}```", done)
 
     def stepped(self, step: Step, seconds: float) -> None:
@@ -61,13 +64,13 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise InvalidInput("--track wandb: pip install 'fedgloss[wandb]'") from None
-        import os
-
-        self._run: Any = wandb.init(
-            dir=str(folder), name=folder.name, project="fedgloss", mode=os.environ.get("WANDB_MODE", "offline")
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._open: Callable[[], Any] = lambda: wandb.init(
+            dir=str(folder), name=folder.name, project="fedgloss", mode=mode
         )
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
+        self._run = self._open()
         self._run.config.update({"config": job.config})
 
     def stepped(self, step: Step, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,7 +52,7 @@ app.command()(export)
 app.command()(doctor)
 
 
-USAGE_ERROR = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
 
 
 def main() -> None:
@@ -63,14 +63,20 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
-    except USAGE_ERROR as error:
-        context, message = getattr(error, "ctx", None), " ".join(str(error.format_message()).split())
-        if "Usage:" in message:  # no command at all: the message is the help
-            print(error.format_message())
-        else:
-            command = context.command_path if context is not None else "fedgloss"
-            print(f"error: {message} (see {command} --help)", file=sys.stderr)
-        sys.exit(2)
     except typer.Abort:
         sys.exit(130)
+    except Exception as error:
+        if not isinstance(error, USAGE_ERROR):
+            raise
+        print(_usage(error), file=sys.stderr)
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any) -> str:
+    """A mistake in the words of the command line, in one line; the help where there was no command at all."""
+    message = str(error.format_message())
+    if "Usage:" in message:
+        return message
+    command = error.ctx.command_path if error.ctx is not None else "fedgloss"
+    return f"error: {' '.join(message.split())} (see {command} --help)"
