@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InvalidInput, require
@@ -61,18 +61,23 @@ class PictureTransform:
         corner = np.broadcast_to(generator.integers(2 * self.padding + 1, size=(draws, 2)), (count, 2))
         mirror = np.broadcast_to(generator.random(draws) < 0.5, count) if self.flip else np.zeros(count, bool)
 
-        # Mirrored pictures are put behind the others: writing them back among them would be the slowest step.
-        source = np.where(mirror, count - 1 + np.cumsum(mirror), np.arange(count))
-        mirrored = inputs.index_select(0, _index(np.flatnonzero(mirror), inputs))
-        # In this order of dimensions torch has a fast kernel for the mirror image of interleaved channels.
-        mirrored = mirrored.permute(0, 3, 1, 2).flip(3).permute(0, 2, 3, 1)
+        # Mirrored pictures are put behind the others: a few large copies instead of one for every picture.
+        order = np.argsort(mirror, kind="stable")
+        place = np.empty(count, np.int64)
+        place[order] = np.arange(count)
+        plain = count - np.count_nonzero(mirror)
+        sorted_inputs = inputs.index_select(0, _index(order, inputs))
         edge = self.padding
-        padded = F.pad(torch.cat([inputs, mirrored]), (0, 0, edge, edge, edge, edge))
+        padded = inputs.new_zeros(count, height + 2 * edge, width + 2 * edge, channels)
+        inner = padded[:, edge : edge + height, edge : edge + width]
+        inner[:plain] = sorted_inputs[:plain]
+        # In this order of dimensions torch has a fast kernel for the mirror image of interleaved channels.
+        inner[plain:] = sorted_inputs[plain:].permute(0, 3, 1, 2).flip(3).permute(0, 2, 3, 1)
 
         # Every crop of every padded picture as one overlapping view, so that a crop is one copied row of it.
         pixels = padded.shape[1] * padded.shape[2]
-        first = source * pixels + corner[:, 0] * padded.shape[2] + corner[:, 1]
-        windows = len(padded) * pixels - (height - 1) * padded.shape[2] - (width - 1)
+        first = place * pixels + corner[:, 0] * padded.shape[2] + corner[:, 1]
+        windows = count * pixels - (height - 1) * padded.shape[2] - (width - 1)
         crops = padded.as_strided(
             (windows, height, width * channels), (channels, padded.shape[2] * channels, 1)
         ).index_select(0, _index(first, inputs))
@@ -124,7 +129,7 @@ class LandmarksTransform:
         across = torch.where(torch.from_numpy(mirror).to(across.device)[:, None, None], across.flip(1), across)
         planes = pictures.permute(0, 3, 1, 2).contiguous().float()
         planes = down[:, None] @ planes @ across[:, None].mT
-        scale, shift = _scale_and_shift(self.mean, self.std, 1, planes.device)
+        scale, shift = _scale_and_shift(tuple(self.mean), tuple(self.std), 1, planes.device)
         planes.mul_(scale[:, None, None]).add_(shift[:, None, None])
         return planes.contiguous(memory_format=torch.channels_last)
 
@@ -169,14 +174,15 @@ def _resampling(start: Tensor, length: Tensor, source: int, size: int) -> Tensor
 def _normalised(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     count, height, width, channels = pictures.shape
     # One constant per value of a picture, not per channel: the loop is then long and runs at full speed.
-    scale, shift = _scale_and_shift(mean, std, height * width, pictures.device)
+    scale, shift = _scale_and_shift(tuple(mean), tuple(std), height * width, pictures.device)
     flat = pictures.reshape(count, -1).float()
     torch.addcmul(shift, flat, scale, out=flat)
     return flat.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
+@lru_cache(maxsize=16)  # made once a transform, not once a batch; nobody writes into it
 def _scale_and_shift(
-    mean: Sequence[float], std: Sequence[float], times: int, device: torch.device
+    mean: tuple[float, ...], std: tuple[float, ...], times: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """``x * scale + shift`` is ``(x / 255 - mean) / std``; a value per channel, the row repeated so many times."""
     deviation = np.asarray(std)
