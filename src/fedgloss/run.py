@@ -232,13 +232,16 @@ def _journals(folder: RunFolder) -> dict[str, Path]:
 def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     """Begin or recognise the run; returns what the user should know before it goes on."""
     environment = describe_environment()
+    notes = job.problem.federation.notes
+    left = notes.get("left out")
+    notices = [f"trains without {left['missing']} missing and {left['corrupt']} corrupt pictures"] if left else []
     if not folder.exists:
         if any(p.name != ".lock" for p in folder.path.iterdir()):
             raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
         with disk_errors(folder.path):
-            write_json(folder.environment, {"format": FORMAT, **environment})
+            write_json(folder.environment, {"format": FORMAT, **environment, "data": notes})
             write_atomically(folder.config, job.config.encode())
-        return []
+        return notices
     folder.require()
     differences = summary_of_differences(decisive(folder.config.read_text()), decisive(job.config))
     if differences:
@@ -246,7 +249,6 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
             f"{folder.path}: holds a run with another configuration ({'; '.join(differences)}); "
             "choose another --out, or resume it as it is"
         )
-    notices = []
     if torn_line(folder.rounds):
         notices.append("the last line of rounds.jsonl was torn by a crash and is dropped")
     changed = differing_environment(read_json(folder.environment), environment)

@@ -21,7 +21,8 @@ def fedgloss(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedgloss", "data", *map(str, arguments)])
+        command = ["fedgloss", *([] if arguments[0] == "run" else ["data"])]
+        monkeypatch.setattr(sys, "argv", [*command, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr()
@@ -83,6 +84,27 @@ def test_allow_missing_says_what_is_left_out(fedgloss, tmp_path: Path) -> None:
     )
     assert code == 0
     assert "0 missing, 1 corrupt" in said
+
+
+def test_a_run_refuses_missing_pictures_or_records_that_it_goes_without(fedgloss, tmp_path: Path) -> None:
+    fedgloss("make", "landmarks-user-160k", "small", "--users", 4, "--pictures", 40, "--test-pictures", 8)
+    next((tmp_path / "small" / "train").rglob("*.jpg")).unlink()
+    (tmp_path / "own.toml").write_text(
+        '[data]\nname = "landmarks-user-160k"\npath = "small"\nsplit = "natural"\n'
+        "options = {side = 32, crop = 28}\n"
+        '[model]\nname = "logistic"\n'
+        "[training]\nrounds = 1\ncohort = 2\n"
+    )
+    code, _, complaints = fedgloss("run", "own.toml", "--out", "run", "--workers", 1)
+    assert code == 2
+    assert "1 missing and 0 corrupt of 48 pictures" in complaints
+    assert not (tmp_path / "run").exists()
+    code, said, complaints = fedgloss("run", "own.toml", "--out", "run", "--workers", 1, "--allow-missing")
+    assert (code, complaints) == (0, "")
+    assert "trains without 1 missing and 0 corrupt pictures" in said
+    left = json.loads((tmp_path / "run" / "environment.json").read_text())["data"]["left out"]
+    assert (left["missing"], left["corrupt"]) == (1, 0)
+    assert "allow_missing = true" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_list(fedgloss) -> None:

@@ -18,6 +18,7 @@ from ..data.datasets import DATA_SETS, NEED_A_PATH, DataSet, load, where
 from ..data.federate import SPLITS, federate
 from ..data.federation import Federation, Partition
 from ..errors import InvalidInput
+from .options import AllowMissing, Json
 
 app = typer.Typer(name="data", help="Data sets: list, get, show how they are divided.", no_args_is_help=True)
 
@@ -26,7 +27,6 @@ MOST_ROWS = 20
 REMARKS = ("leaked test pictures", "lists", "users left out", "in both lists")
 
 Name = Annotated[str, typer.Argument(help="A name from `fedgloss data list`, or package:function.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
 @app.command("list")
@@ -77,9 +77,7 @@ def show(
     lists: Annotated[str | None, typer.Option(help="For the split official: the authors' JSON files.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the division.")] = 0,
     validation: Annotated[float, typer.Option(help="Share of each client's pictures kept for tuning.")] = 0.0,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Go on without pictures that are missing or corrupt.")
-    ] = False,
+    allow_missing: AllowMissing = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="An option of the data set.")
     ] = None,

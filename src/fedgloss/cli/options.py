@@ -32,6 +32,9 @@ Method = Annotated[
 Client = Annotated[str | None, typer.Option("--client", help="The clients' optimiser: sgd or sam.")]
 Alpha = Annotated[float | None, typer.Option("--alpha", help="How skewed the clients are; 0: one class each.")]
 Split = Annotated[str | None, typer.Option("--split", help="hsu, official, iid, shards, dirichlet or natural.")]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Go on without pictures that are missing or corrupt.")
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", "-t", help="How many rounds.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The run's seed.")]
 Fidelity = Annotated[

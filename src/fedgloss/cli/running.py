@@ -13,6 +13,7 @@ from ..config import Config, Resolved, resolve
 from ..errors import InvalidInput
 from ..records import RunFolder
 from .options import (
+    AllowMissing,
     Alpha,
     Client,
     ClientMemory,
@@ -114,6 +115,7 @@ def run(
     client: Client = None,
     alpha: Alpha = None,
     split: Split = None,
+    allow_missing: AllowMissing = False,
     rounds: Rounds = None,
     seed: Seed = None,
     fidelity: Fidelity = None,
@@ -134,6 +136,7 @@ def run(
         algorithm__client=client,
         data__alpha=alpha,
         data__split=split,
+        data__options__allow_missing=allow_missing or None,
         training__rounds=rounds,
         training__seed=seed,
         fidelity=fidelity,
