@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -214,20 +214,42 @@ def evaluate(
     metrics: Mapping[str, Metric],
 ) -> dict[str, float]:
     """Means over all samples, in fixed batches, summed in float64: the same whatever the machine is doing."""
-    totals: dict[str, float] = dict.fromkeys(["loss", *metrics], 0.0)
-    for start in range(0, len(samples), EVALUATION_BATCH):
-        indices = np.arange(start, min(start + EVALUATION_BATCH, len(samples)), dtype=np.int64)
-        inputs, targets = samples.fetch(indices)
-        inputs = federation.transform.test(inputs).to(objective.device)
-        targets = targets.to(objective.device)
-        outputs = objective.outputs(params, inputs)
-        totals["loss"] += float(objective.loss(outputs, targets)) * len(indices)
-        for name, metric in metrics.items():
-            values = metric(outputs, targets)
-            if values.shape != (len(indices),):
-                raise InvalidInput(
-                    f"metrics.{name}: must give one value per sample, shape ({len(indices)},), "
-                    f"got {tuple(values.shape)}"
-                )
-            totals[name] += float(values.cpu().double().sum())
-    return {name: total / len(samples) for name, total in totals.items()}
+    starts = evaluation_starts(samples)
+    sums = [evaluate_batch(objective, params, samples, federation, metrics, start) for start in starts]
+    return evaluation_means(sums, samples)
+
+
+def evaluation_starts(samples: Samples) -> Sequence[int]:
+    """Where the batches of an evaluation begin: its parts, which any process may compute."""
+    return range(0, len(samples), EVALUATION_BATCH)
+
+
+def evaluate_batch(
+    objective: Objective,
+    params: Vector,
+    samples: Samples,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    start: int,
+) -> dict[str, float]:
+    """The sums of loss and metrics over the batch that begins at this sample."""
+    indices = np.arange(start, min(start + EVALUATION_BATCH, len(samples)), dtype=np.int64)
+    inputs, targets = samples.fetch(indices)
+    inputs = federation.transform.test(inputs).to(objective.device)
+    targets = targets.to(objective.device)
+    outputs = objective.outputs(params, inputs)
+    sums = {"loss": float(objective.loss(outputs, targets)) * len(indices)}
+    for name, metric in metrics.items():
+        values = metric(outputs, targets)
+        if values.shape != (len(indices),):
+            raise InvalidInput(
+                f"metrics.{name}: must give one value per sample, shape ({len(indices)},), "
+                f"got {tuple(values.shape)}"
+            )
+        sums[name] = float(values.cpu().double().sum())
+    return sums
+
+
+def evaluation_means(sums: Sequence[Mapping[str, float]], samples: Samples) -> dict[str, float]:
+    """The means over all samples from the sums of all batches, added in the order of the batches."""
+    return {name: sum(part[name] for part in sums) / len(samples) for name in sums[0]}
