@@ -20,7 +20,7 @@ from .errors import InvalidInput, require
 from .messages import ServerState
 from .sampling import ExactCohort, Sampling
 from .tasks import Objective, Problem, try_out
-from .transports import MemoryStore, Workers, open_simulation, prepare_workers, worker_count
+from .transports import MemoryStore, Workers, open_simulation, prepare_workers, usable_workers
 from .vectors import Layout, Vector
 
 
@@ -188,7 +188,7 @@ def train(
     )
     federation = problem.federation
     plan.sampling.check(federation.population)
-    if worker_count(workers, problem.device) > 1:
+    if usable_workers(workers, problem.device) > 1:
         prepare_workers()
     objective = Objective(problem.build(seed), problem.loss, problem.device)
     initial = objective.initial()
@@ -198,7 +198,12 @@ def train(
         algorithm, problem, objective, MemoryStore(), seed=seed, workers=workers, threads=threads
     ) as simulation:
         try_out(objective, initial, federation)
-        for step in steps(algorithm, plan, state, simulation.transport, objective.layout, simulation.evaluate):
+
+        def judge(params: Vector) -> Mapping[str, float]:
+            return simulation.evaluate(params, ["test"])[0]
+
+        tested = judge if federation.test is not None else None
+        for step in steps(algorithm, plan, state, simulation.transport, objective.layout, tested):
             history.state = step.state
             history.rounds.append(step.round)
             if step.evaluation is not None:

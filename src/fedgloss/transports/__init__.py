@@ -3,11 +3,12 @@
 from .client_store import ClientStore, DiskStore, MemoryStore
 from .pool import PoolTransport, prepare_workers
 from .serial import SerialTransport, Tasks
-from .simulation import Simulation, Workers, open_simulation, worker_count
+from .simulation import Evaluate, Simulation, Workers, open_simulation, usable_workers
 
 __all__ = [
     "ClientStore",
     "DiskStore",
+    "Evaluate",
     "MemoryStore",
     "PoolTransport",
     "SerialTransport",
@@ -16,5 +17,5 @@ __all__ = [
     "Workers",
     "open_simulation",
     "prepare_workers",
-    "worker_count",
+    "usable_workers",
 ]

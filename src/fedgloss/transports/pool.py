@@ -27,7 +27,7 @@ from ..algorithm import Algorithm
 from ..compute import TorchSettings
 from ..errors import InvalidInput, WorkerLost
 from ..messages import Broadcast, ClientState, Update
-from ..tasks import Objective, Problem, evaluation_means, evaluation_starts
+from ..tasks import Objective, Problem, SampleSet, evaluation_means, evaluation_starts, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
 from .serial import on_device
@@ -39,6 +39,7 @@ AHEAD = 4  # jobs per worker that may be done before an earlier one is: bounds w
 
 log = logging.getLogger("fedgloss")
 
+K = TypeVar("K")
 M = TypeVar("M", bound=ClientState | Update)
 Answer: TypeAlias = tuple[Update, ClientState] | Mapping[str, float] | Exception
 
@@ -101,7 +102,7 @@ class PoolTransport:
         start_method: str | None = None,
     ) -> None:
         self._store = store
-        self._test = problem.federation.test
+        self._federation = problem.federation
         self._context: Any = multiprocessing.get_context(start_method or default_start_method())
         self._count = workers
         self._workers: list[_Worker] = []
@@ -158,16 +159,20 @@ class PoolTransport:
                 self._store.put(client, memory, broadcast.round)
             yield on_device(update, device)
 
-    def evaluate(self, params: Vector) -> dict[str, float]:
-        """The test set's means, its batches shared out among the workers."""
-        assert self._test is not None
+    def evaluate(self, params: Vector, sets: Sequence[SampleSet]) -> list[dict[str, float]]:
+        """The means over each of the sets, their batches shared out among the workers."""
         self._settle()
         (parcel,) = self._outgoing.pack({"params": params})
-        starts = evaluation_starts(self._test)
-        sums = [answer for _, answer in self._answers(starts, lambda start, _: EvaluateBatch(parcel, start))]
-        return evaluation_means(sums, self._test)
+        samples = [samples_of(self._federation, which) for which in sets]
+        parts = [
+            (which, start)
+            for which, chosen in zip(sets, samples, strict=True)
+            for start in evaluation_starts(chosen)
+        ]
+        sums = (answer for _, answer in self._answers(parts, lambda part, _: EvaluateBatch(parcel, *part)))
+        return [evaluation_means([next(sums) for _ in evaluation_starts(chosen)], chosen) for chosen in samples]
 
-    def _answers(self, keys: Sequence[int], make_job: Callable[[int, _Worker], Job]) -> Iterator[tuple[int, Any]]:
+    def _answers(self, keys: Sequence[K], make_job: Callable[[K, _Worker], Job]) -> Iterator[tuple[K, Any]]:
         """Each key with the answer to its job, in order; jobs of equal keys are done one after the other."""
         answers: dict[int, Answer] = {}
         waiting, losses = deque(range(len(keys))), Counter[int]()

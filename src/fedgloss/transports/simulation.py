@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal, Protocol, TypeAlias
 
 from ..algorithm import Algorithm, Transport
 from ..compute import available_cores, compute_threads, freed_memory_kept
 from ..errors import InvalidInput
-from ..tasks import Objective, Problem, client_tasks, evaluate
+from ..tasks import Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
 from .pool import PoolTransport
@@ -20,16 +21,21 @@ Workers: TypeAlias = int | Literal["auto"]
 """How many processes train clients; ``auto`` is one per physical core that this process may use."""
 
 
+class Evaluate(Protocol):
+    def __call__(self, params: Vector, sets: Sequence[SampleSet]) -> list[dict[str, float]]:
+        """The means of loss and metrics over each of the sets."""
+
+
 @dataclass(frozen=True)
 class Simulation:
-    """Where clients train, and how a model is evaluated on the test set where there is one."""
+    """Where clients train and models are evaluated."""
 
     transport: Transport
-    evaluate: Callable[[Vector], Mapping[str, float]] | None
+    evaluate: Evaluate
     workers: int
 
 
-def worker_count(workers: Workers, device: str = "cpu") -> int:
+def usable_workers(workers: Workers, device: str = "cpu") -> int:
     """The number of workers meant; an accelerator is kept busy by one."""
     if workers == "auto":
         return available_cores() if device == "cpu" else 1
@@ -53,17 +59,21 @@ def open_simulation(
 
     The bits depend on ``threads``, the compute threads of a client, but not on ``workers``.
     """
-    count = worker_count(workers, problem.device)
+    count = usable_workers(workers, problem.device)
     federation = problem.federation
     with compute_threads(threads), freed_memory_kept():
         if count > 1:
             with PoolTransport(algorithm, problem, objective, store, seed=seed, workers=count) as pool:
-                yield Simulation(pool, pool.evaluate if federation.test is not None else None, count)
-            return
+                yield Simulation(pool, pool.evaluate, count)
+        else:
+            serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
+            yield Simulation(serial, partial(_evaluate_here, objective, problem), 1)
 
-        def judge(params: Vector) -> Mapping[str, float]:
-            assert federation.test is not None
-            return evaluate(objective, params, federation.test, federation, problem.metrics)
 
-        serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
-        yield Simulation(serial, judge if federation.test is not None else None, 1)
+def _evaluate_here(
+    objective: Objective, problem: Problem, params: Vector, sets: Sequence[SampleSet]
+) -> list[dict[str, float]]:
+    federation = problem.federation
+    return [
+        evaluate(objective, params, samples_of(federation, which), federation, problem.metrics) for which in sets
+    ]

@@ -19,7 +19,7 @@ from ..compute import TorchSettings, freed_memory_kept
 from ..data import Federation
 from ..errors import InvalidInput
 from ..messages import Broadcast, ClientState, Update
-from ..tasks import Metric, Objective, client_tasks, evaluate_batch
+from ..tasks import Metric, Objective, SampleSet, client_tasks, evaluate_batch, samples_of
 from .serial import on_device, run_client
 from .shared_memory import Box, Channel, Letter, Parcel, SharedPickle
 
@@ -48,13 +48,15 @@ class TrainClient:
 
 @dataclass(frozen=True)
 class EvaluateBatch:
-    """Sum loss and metrics over one batch of the test set."""
+    """Sum loss and metrics over one batch of a set of samples."""
 
     params: Parcel
+    samples: SampleSet
     start: int
 
     def __str__(self) -> str:
-        return f"evaluation, batch from sample {self.start}"
+        samples = f"client {self.samples}'s" if isinstance(self.samples, int) else self.samples
+        return f"evaluation of {samples} samples from {self.start}"
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,8 @@ class _Worker:
         return Trained(sent, kept)
 
     def _evaluate(self, job: EvaluateBatch) -> Evaluated:
-        assert self._federation.test is not None
         params = self._channel.open(job.params)["params"].to(self._objective.device)
-        samples = self._federation.test
+        samples = samples_of(self._federation, job.samples)
         return Evaluated(
             evaluate_batch(self._objective, params, samples, self._federation, self._metrics, job.start)
         )
