@@ -1,4 +1,4 @@
-"""The two ways a run can go wrong that are nobody's bug: bad input, and training that diverges."""
+"""The ways a run can go wrong that are nobody's bug: bad input, training that diverges, a machine that fails."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class Diverged(RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword arguments need help to cross processes
         return _diverged, (self.reason, self.round, self.client, self.tensor)
+
+
+class WorkerLost(RuntimeError):
+    """A worker process died at a piece of work, and so did those that tried it again."""
 
 
 def _diverged(reason: str, round: int, client: int | None, tensor: str | None) -> Diverged:

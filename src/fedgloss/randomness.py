@@ -37,3 +37,11 @@ def seeded_torch(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed what layers draw from. ``torch.manual_seed`` asks every kind of device, which a small network feels."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)

@@ -17,7 +17,6 @@ from typing import Any, Literal, Protocol
 from .algorithm import Algorithm
 from .algorithms import TailAverage
 from .checkpoint import Checkpoints, summary_of_differences
-from .compute import compute_threads
 from .costs import ledger
 from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
@@ -34,9 +33,9 @@ from .records import (
     torn_line,
     write_json,
 )
-from .tasks import Objective, Problem, client_spread, client_tasks, evaluate, try_out
+from .tasks import Objective, Problem, client_spread, try_out
 from .training import Plan, Step, steps
-from .transports import DiskStore, SerialTransport
+from .transports import DiskStore, open_simulation, prepare_workers, usable_workers
 from .vectors import Vector
 
 Status = Literal["finished", "diverged", "interrupted"]
@@ -116,6 +115,8 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
     with disk_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
+        if usable_workers(execution.workers, job.problem.device) > 1:
+            prepare_workers()
         notices = _open_folder(job, folder)
         checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
         algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
@@ -165,21 +166,26 @@ class _Loop:
 
     def run(self, state: ServerState) -> tuple[Status, Diverged | None]:
         job, federation = self.job, self.job.problem.federation
-        transport = SerialTransport(
-            self.algorithm, client_tasks(self.objective, federation, job.plan.seed), self.store
-        )
-
         judged = federation.test if job.evaluate_on == "test" else federation.validation
+        interruption = Interruption()
+        with (
+            interruption.handled(),
+            open_simulation(
+                self.algorithm,
+                job.problem,
+                self.objective,
+                self.store,
+                seed=job.plan.seed,
+                workers=self.execution.workers,
+            ) as simulation,
+        ):
 
-        def judge(params: Vector) -> Mapping[str, float]:
-            assert judged is not None
-            found = evaluate(self.objective, params, judged, federation, job.problem.metrics)
-            if job.client_accuracy:
-                found |= client_spread(self.objective, params, federation, job.problem.metrics)
-            return found
+            def judge(params: Vector) -> Mapping[str, float]:
+                clients = range(federation.population) if job.client_accuracy else []
+                found, *per_client = simulation.evaluate(params, [job.evaluate_on, *clients])
+                return found | client_spread(per_client, job.problem.metrics) if per_client else found
 
-        layout, interruption = self.objective.layout, Interruption()
-        with interruption.handled(), compute_threads(1):
+            transport, layout = simulation.transport, self.objective.layout
             self._save(state)
             last_save = started = time.monotonic()
             try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .data import Federation, Samples, Subset
 from .errors import InvalidInput, require
 from .messages import Purpose
-from .randomness import seeded_torch, stream, torch_seed
+from .randomness import seed_generators, seeded_torch, stream, torch_seed
 from .vectors import Layout, Vector
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -24,7 +24,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value per sample."""
 
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 100  # no slower than larger ones, and small beside the memory of a training step
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -81,25 +81,23 @@ class Objective:
     def gradient(self, params: Vector, batch: Batch) -> tuple[Tensor, Vector]:
         """The batch's mean loss and its gradient, a new vector."""
         self._bind(params)
-        self.module.train()
-        torch.manual_seed(batch.seed)
+        self._switch(training=True)
+        seed_generators(batch.seed, self.device)
         loss = self.loss(self.module(batch.inputs), batch.targets)
-        parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        gradient = torch.empty_like(params)
-        for view, part in zip(self.layout.views(gradient), parts, strict=True):
-            if part is None:
-                view.zero_()
-            else:
-                view.copy_(part)
-        return loss.detach(), gradient
+        parts = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), self.layout.join(parts)
 
     @torch.no_grad()
     def outputs(self, params: Vector, inputs: Tensor) -> Tensor:
         """What the network answers in evaluation mode."""
         self._bind(params)
-        self.module.eval()
+        self._switch(training=False)
         outputs: Tensor = self.module(inputs)
         return outputs
+
+    def _switch(self, *, training: bool) -> None:
+        if self.module.training != training:  # it walks all layers, which a small network feels
+            self.module.train(training)
 
     def _bind(self, params: Vector) -> None:
         for parameter, view in zip(self._parameters, self.layout.views(params), strict=True):
@@ -173,8 +171,11 @@ class ClientObjective:
         return gradient
 
     def mean_loss(self) -> float:
-        total = sum(count * float(loss) for count, loss in self._losses)
-        return total / max(1, sum(count for count, _ in self._losses))
+        if not self._losses:
+            return 0.0
+        counts = [count for count, _ in self._losses]
+        losses: list[float] = torch.stack([loss for _, loss in self._losses]).tolist()  # one wait for the device
+        return sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
 
 
 def client_tasks(
@@ -188,24 +189,6 @@ def client_tasks(
     return task
 
 
-def client_spread(
-    objective: Objective, params: Vector, federation: Federation, metrics: Mapping[str, Metric]
-) -> dict[str, float]:
-    """How evenly a model serves the clients: each metric on every client's own training samples (without
-    augmentation), as mean and 10th, 50th and 90th percentile over clients."""
-    per_client = [
-        evaluate(objective, params, Subset(federation.train, federation.partition[k]), federation, metrics)
-        for k in range(federation.population)
-    ]
-    spread: dict[str, float] = {}
-    for name in metrics:
-        values = np.array([found[name] for found in per_client])
-        spread[f"client_{name}_mean"] = float(values.mean())
-        for share in (10, 50, 90):
-            spread[f"client_{name}_p{share}"] = float(np.percentile(values, share))
-    return spread
-
-
 def evaluate(
     objective: Objective,
     params: Vector,
@@ -214,20 +197,67 @@ def evaluate(
     metrics: Mapping[str, Metric],
 ) -> dict[str, float]:
     """Means over all samples, in fixed batches, summed in float64: the same whatever the machine is doing."""
-    totals: dict[str, float] = dict.fromkeys(["loss", *metrics], 0.0)
-    for start in range(0, len(samples), EVALUATION_BATCH):
-        indices = np.arange(start, min(start + EVALUATION_BATCH, len(samples)), dtype=np.int64)
-        inputs, targets = samples.fetch(indices)
-        inputs = federation.transform.test(inputs).to(objective.device)
-        targets = targets.to(objective.device)
-        outputs = objective.outputs(params, inputs)
-        totals["loss"] += float(objective.loss(outputs, targets)) * len(indices)
-        for name, metric in metrics.items():
-            values = metric(outputs, targets)
-            if values.shape != (len(indices),):
-                raise InvalidInput(
-                    f"metrics.{name}: must give one value per sample, shape ({len(indices)},), "
-                    f"got {tuple(values.shape)}"
-                )
-            totals[name] += float(values.cpu().double().sum())
-    return {name: total / len(samples) for name, total in totals.items()}
+    starts = evaluation_starts(samples)
+    sums = [evaluate_batch(objective, params, samples, federation, metrics, start) for start in starts]
+    return evaluation_means(sums, samples)
+
+
+def evaluation_starts(samples: Samples) -> Sequence[int]:
+    """Where the batches of an evaluation begin: its parts, which any process may compute."""
+    return range(0, len(samples), EVALUATION_BATCH)
+
+
+def evaluate_batch(
+    objective: Objective,
+    params: Vector,
+    samples: Samples,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    start: int,
+) -> dict[str, float]:
+    """The sums of loss and metrics over the batch that begins at this sample."""
+    indices = np.arange(start, min(start + EVALUATION_BATCH, len(samples)), dtype=np.int64)
+    inputs, targets = samples.fetch(indices)
+    inputs = federation.transform.test(inputs).to(objective.device)
+    targets = targets.to(objective.device)
+    outputs = objective.outputs(params, inputs)
+    sums = {"loss": float(objective.loss(outputs, targets)) * len(indices)}
+    for name, metric in metrics.items():
+        values = metric(outputs, targets)
+        if values.shape != (len(indices),):
+            raise InvalidInput(
+                f"metrics.{name}: must give one value per sample, shape ({len(indices)},), "
+                f"got {tuple(values.shape)}"
+            )
+        sums[name] = float(values.cpu().double().sum())
+    return sums
+
+
+def evaluation_means(sums: Sequence[Mapping[str, float]], samples: Samples) -> dict[str, float]:
+    """The means over all samples from the sums of all batches, added in the order of the batches."""
+    return {name: sum(part[name] for part in sums) / len(samples) for name in sums[0]}
+
+
+SampleSet: TypeAlias = Literal["test", "validation"] | int
+"""A set of samples by name: the test set, the validation set, or the training samples of a client."""
+
+
+def samples_of(federation: Federation, which: SampleSet) -> Samples:
+    if isinstance(which, int):
+        return Subset(federation.train, federation.partition[which])
+    samples = federation.test if which == "test" else federation.validation
+    require(samples is not None, which, f"the federation {federation.name!r} has no {which} set")
+    assert samples is not None
+    return samples
+
+
+def client_spread(per_client: Sequence[Mapping[str, float]], metrics: Iterable[str]) -> dict[str, float]:
+    """How evenly a model serves the clients: what was found on every client's own samples, as mean and 10th, 50th
+    and 90th percentile over clients."""
+    spread: dict[str, float] = {}
+    for name in metrics:
+        values = np.array([found[name] for found in per_client])
+        spread[f"client_{name}_mean"] = float(values.mean())
+        for share in (10, 50, 90):
+            spread[f"client_{name}_p{share}"] = float(np.percentile(values, share))
+    return spread

@@ -19,8 +19,8 @@ from .divergence import Limits
 from .errors import InvalidInput, require
 from .messages import ServerState
 from .sampling import ExactCohort, Sampling
-from .tasks import Objective, Problem, client_tasks, evaluate, try_out
-from .transports import MemoryStore, SerialTransport
+from .tasks import Objective, Problem, try_out
+from .transports import MemoryStore, Workers, open_simulation, prepare_workers, usable_workers
 from .vectors import Layout, Vector
 
 
@@ -166,13 +166,16 @@ def train(
     window: int | None = None,
     true_delta_eps: bool = False,
     limits: Limits | None = None,
+    workers: Workers = 1,
     threads: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> History:
-    """Train in this process and return the history.
+    """Train and return the history.
 
-    ``cohort`` is the number of clients a round, or a sampling. ``threads`` is how many torch computes with: one
-    gives the bits every other way of running gives too; centralised training may take all there are.
+    ``cohort`` is the number of clients a round, or a sampling. ``workers`` is the number of processes that train
+    clients, ``"auto"`` for one per core; it does not change the numbers. (More than one, in a script, needs the
+    usual ``if __name__ == "__main__":``.) ``threads`` is how many threads a client computes with: one gives the
+    bits every other way of running gives too; centralised training may take all there are.
     """
     plan = Plan(
         rounds=rounds,
@@ -185,22 +188,26 @@ def train(
     )
     federation = problem.federation
     plan.sampling.check(federation.population)
+    if usable_workers(workers, problem.device) > 1:
+        prepare_workers()
     objective = Objective(problem.build(seed), problem.loss, problem.device)
     initial = objective.initial()
-    try_out(objective, initial, federation)
-    transport = SerialTransport(algorithm, client_tasks(objective, federation, seed), MemoryStore())
-
-    def judge(params: Vector) -> Mapping[str, float]:
-        assert federation.test is not None
-        return evaluate(objective, params, federation.test, federation, problem.metrics)
-
     state = algorithm.init_server(initial, federation.population)
     history = History(plan, objective.layout, state)
-    for step in steps(algorithm, plan, state, transport, objective.layout, judge if federation.test else None):
-        history.state = step.state
-        history.rounds.append(step.round)
-        if step.evaluation is not None:
-            history.evaluations.append(step.evaluation)
-        if on_step is not None:
-            on_step(step)
+    with open_simulation(
+        algorithm, problem, objective, MemoryStore(), seed=seed, workers=workers, threads=threads
+    ) as simulation:
+        try_out(objective, initial, federation)
+
+        def judge(params: Vector) -> Mapping[str, float]:
+            return simulation.evaluate(params, ["test"])[0]
+
+        tested = judge if federation.test is not None else None
+        for step in steps(algorithm, plan, state, simulation.transport, objective.layout, tested):
+            history.state = step.state
+            history.rounds.append(step.round)
+            if step.evaluation is not None:
+                history.evaluations.append(step.evaluation)
+            if on_step is not None:
+                on_step(step)
     return history

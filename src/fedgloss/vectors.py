@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -89,6 +89,10 @@ class Layout:
         return self.entries[-1].stop
 
     @cached_property
+    def _sizes(self) -> list[int]:
+        return [entry.size for entry in self.entries]
+
+    @cached_property
     def fingerprint(self) -> str:
         """Identifies names, shapes, order and type: vectors of equal fingerprint are interchangeable."""
         text = json.dumps([[e.name, *e.shape] for e in self.entries] + [str(self.dtype)])
@@ -96,13 +100,16 @@ class Layout:
 
     def views(self, vector: Vector) -> Iterator[Tensor]:
         """Each parameter as a view into the vector, in order and in the module's shape."""
-        for entry in self.entries:
-            flat = vector[entry.start : entry.stop]
+        for entry, flat in zip(self.entries, vector.split_with_sizes(self._sizes), strict=True):
             if len(entry.shape) == 4:
                 out, inner, height, width = entry.shape
                 yield flat.view(out, height, width, inner).permute(0, 3, 1, 2)
             else:
                 yield flat.view(entry.shape)
+
+    def join(self, tensors: Iterable[Tensor]) -> Vector:
+        """A new vector whose views are equal to these tensors, one per entry."""
+        return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors])
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Vector:
         """A vector from named tensors, which must have exactly the layout's names and shapes."""

@@ -1,6 +1,21 @@
 """Where clients run and remember. Each transport carries a broadcast to a cohort and yields its updates."""
 
 from .client_store import ClientStore, DiskStore, MemoryStore
+from .pool import PoolTransport, prepare_workers
 from .serial import SerialTransport, Tasks
+from .simulation import Evaluate, Simulation, Workers, open_simulation, usable_workers
 
-__all__ = ["ClientStore", "DiskStore", "MemoryStore", "SerialTransport", "Tasks"]
+__all__ = [
+    "ClientStore",
+    "DiskStore",
+    "Evaluate",
+    "MemoryStore",
+    "PoolTransport",
+    "SerialTransport",
+    "Simulation",
+    "Tasks",
+    "Workers",
+    "open_simulation",
+    "prepare_workers",
+    "usable_workers",
+]

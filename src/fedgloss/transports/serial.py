@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -12,8 +13,15 @@ from ..divergence import check_update
 from ..messages import Broadcast, ClientState, Purpose, Update
 from .client_store import ClientStore
 
+M = TypeVar("M", bound=Broadcast | ClientState | Update)
+
 Tasks: TypeAlias = Callable[[int, int, Purpose], ClientTask]
 """(client, round, purpose) -> the client's task for that exchange."""
+
+
+def on_device(message: M, device: torch.device) -> M:
+    """The same message with its vectors on the device; where they are there already, nothing is copied."""
+    return replace(message, vectors={name: vector.to(device) for name, vector in message.vectors.items()})
 
 
 def run_client(
@@ -24,10 +32,8 @@ def run_client(
     memory: ClientState | None,
 ) -> tuple[Update, ClientState]:
     """One client's part in one exchange, the same on every simulating transport."""
-    task = tasks(client, broadcast.round, broadcast.purpose)
-    if memory is None:
-        memory = algorithm.init_client(broadcast["params"])
-    params = broadcast["params"]
+    task, params = tasks(client, broadcast.round, broadcast.purpose), broadcast["params"]
+    memory = algorithm.init_client(params) if memory is None else on_device(memory, params.device)
     with torch.random.fork_rng([params.device] if params.is_cuda else []):  # batches seed dropout
         update, memory = algorithm.client_update(broadcast, memory, task)
     check_update(update, task.layout, client=client, round=broadcast.round)

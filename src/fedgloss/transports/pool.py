@@ -1,0 +1,296 @@
+"""Clients in worker processes: whoever is free takes the next client, and the bits are those of one process.
+
+A client's result depends on the broadcast, its memory and its own random stream alone, and updates are yielded in
+cohort order; so neither the number of workers nor their timing can be seen in the numbers. A worker that dies is
+named and replaced, and what it did is done again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+import signal
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+from ..algorithm import Algorithm
+from ..compute import TorchSettings
+from ..errors import InvalidInput, WorkerLost
+from ..messages import Broadcast, ClientState, Update
+from ..tasks import Objective, Problem, SampleSet, evaluation_means, evaluation_starts, samples_of
+from ..vectors import Vector
+from .client_store import ClientStore
+from .serial import on_device
+from .shared_memory import Box, Channel, share
+from .worker import EvaluateBatch, Evaluated, Failed, Job, Kit, Ready, TrainClient, Trained, serve
+
+ATTEMPTS = 3  # at a job, before it is blamed for the deaths of its workers
+AHEAD = 4  # jobs per worker that may be done before an earlier one is: bounds what is held back for its turn
+
+log = logging.getLogger("fedgloss")
+
+K = TypeVar("K")
+M = TypeVar("M", bound=ClientState | Update)
+Answer: TypeAlias = tuple[Update, ClientState] | Mapping[str, float] | Exception
+
+
+def default_start_method() -> str:
+    """Linux forks workers from a small server that has imported torch once; macOS does not survive forks."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def prepare_workers() -> None:
+    """Start what workers are forked from, beside whatever this process does until it needs them."""
+    if default_start_method() == "forkserver":
+        multiprocessing.set_forkserver_preload([serve.__module__])
+        with _interrupts_held():
+            multiprocessing.forkserver.ensure_running()
+
+
+@dataclass(eq=False)
+class _Worker:
+    number: int
+    process: BaseProcess
+    channel: Channel
+    memory: Box = field(default_factory=lambda: Box("memory"))
+    ready: bool = False
+    job: Job | None = None
+    index: int = -1  # of the job, among those of its exchange
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (process {self.process.pid})"
+
+    def end(self) -> str:
+        """Make sure that it is dead, and tell what it died of."""
+        self.channel.connection.close()
+        self.process.join(timeout=1)
+        self.process.kill()
+        self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+class PoolTransport:
+    """Carries broadcasts to clients in worker processes, and test batches too. A context: leaving it ends them.
+
+    The workers start with the first exchange. Vectors travel through shared memory, the problem once and for all;
+    client memories come from and go to ``store``, which only this process sees.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        objective: Objective,
+        store: ClientStore,
+        *,
+        seed: int,
+        workers: int,
+        start_method: str | None = None,
+    ) -> None:
+        self._store = store
+        self._federation = problem.federation
+        self._context: Any = multiprocessing.get_context(start_method or default_start_method())
+        self._count = workers
+        self._workers: list[_Worker] = []
+        self._numbers = itertools.count(1)
+        self._outgoing = Box("outgoing")
+        self._kit_box = Box("kit", copy_on_write=True)
+        parts = {
+            "algorithm": algorithm,
+            "model": objective.module,
+            "loss": problem.loss,
+            "metrics": dict(problem.metrics),
+            "data": problem.federation,
+        }
+        self._kit = Kit(share(self._kit_box, parts), problem.device, seed, TorchSettings.current())
+
+    def __enter__(self) -> PoolTransport:
+        atexit.register(self.close)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, whatever they are doing."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+        atexit.unregister(self.close)
+
+    @property
+    def processes(self) -> list[int]:
+        """The process numbers of the workers, as long as they run."""
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
+
+    def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
+        self._settle()
+        (letter,) = self._outgoing.post(broadcast)
+        device = broadcast["params"].device
+
+        def job(client: int, worker: _Worker) -> Job:
+            memory = self._store.get(client)
+            return TrainClient(client, letter, None if memory is None else worker.memory.post(memory)[0])
+
+        for client, answer in self._answers(cohort, job):
+            update, memory = answer
+            if broadcast.purpose == "train":
+                self._store.put(client, memory, broadcast.round)
+            yield on_device(update, device)
+
+    def evaluate(self, params: Vector, sets: Sequence[SampleSet]) -> list[dict[str, float]]:
+        """The means over each of the sets, their batches shared out among the workers."""
+        self._settle()
+        (parcel,) = self._outgoing.pack({"params": params})
+        samples = [samples_of(self._federation, which) for which in sets]
+        parts = [
+            (which, start)
+            for which, chosen in zip(sets, samples, strict=True)
+            for start in evaluation_starts(chosen)
+        ]
+        sums = (answer for _, answer in self._answers(parts, lambda part, _: EvaluateBatch(parcel, *part)))
+        return [evaluation_means([next(sums) for _ in evaluation_starts(chosen)], chosen) for chosen in samples]
+
+    def _answers(self, keys: Sequence[K], make_job: Callable[[K, _Worker], Job]) -> Iterator[tuple[K, Any]]:
+        """Each key with the answer to its job, in order; jobs of equal keys are done one after the other."""
+        answers: dict[int, Answer] = {}
+        waiting, losses = deque(range(len(keys))), Counter[int]()
+        for turn, key in enumerate(keys):
+            while True:
+                for worker in self._idle():
+                    if not waiting or waiting[0] >= turn + AHEAD * self._count:
+                        break
+                    if keys[waiting[0]] in keys[turn : waiting[0]]:
+                        break
+                    worker.index = waiting.popleft()
+                    worker.job = make_job(keys[worker.index], worker)
+                    with suppress(ConnectionError):  # that it died will be heard
+                        worker.channel.send(worker.job, self._outgoing, worker.memory)
+                if turn in answers:
+                    break
+                for index, answer in self._hear():
+                    if not isinstance(answer, WorkerLost):
+                        answers[index] = answer
+                        continue
+                    losses[index] += 1
+                    if losses[index] == ATTEMPTS:
+                        raise answer
+                    waiting.appendleft(index)
+            answer = answers.pop(turn)
+            if isinstance(answer, Exception):
+                raise answer
+            yield key, answer
+
+    def _idle(self) -> list[_Worker]:
+        while len(self._workers) < self._count:
+            self._workers.append(self._start(next(self._numbers)))
+        return [worker for worker in self._workers if worker.ready and worker.job is None]
+
+    def _settle(self) -> None:
+        """Wait for what an exchange that was broken off left behind."""
+        while any(worker.job is not None for worker in self._workers):
+            self._hear()
+
+    def _hear(self) -> list[tuple[int, Answer]]:
+        """Wait for workers to say something: what came of their jobs. Those that died are replaced."""
+        news: list[tuple[int, Answer]] = []
+        speaking = wait([worker.channel.connection for worker in self._workers])
+        for worker in [w for w in self._workers if w.channel.connection in speaking]:
+            try:
+                message = worker.channel.receive()
+            except (EOFError, ConnectionError):
+                lost = self._replace(worker)
+                if worker.job is not None:
+                    news.append((worker.index, lost))
+                continue
+            if isinstance(message, Failed) and not worker.ready:
+                raise _explained(message, f"while {worker} started")
+            if not isinstance(message, Ready):
+                news.append((worker.index, _answer(worker, message)))
+            worker.ready, worker.job = True, None
+        return news
+
+    def _start(self, number: int) -> _Worker:
+        prepare_workers()
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(theirs,), name=f"fedgloss worker {number}", daemon=True)
+        with _interrupts_held():
+            process.start()
+        theirs.close()
+        worker = _Worker(number, process, Channel(ours))
+        with suppress(ConnectionError):
+            worker.channel.send(self._kit, self._kit_box)
+        return worker
+
+    def _replace(self, worker: _Worker) -> WorkerLost:
+        name, end = str(worker), worker.end()
+        if not worker.ready:
+            self._workers.remove(worker)
+            raise InvalidInput(
+                f"workers: {name} {end} before it was ready; a script must train below "
+                '`if __name__ == "__main__":`, or with 1 worker'
+            )
+        lost = WorkerLost(f"{name} {end}" + (f" at {worker.job}" if worker.job else ""))
+        log.warning("%s; another takes its place", lost)
+        self._workers[self._workers.index(worker)] = self._start(worker.number)
+        return lost
+
+
+def _answer(worker: _Worker, message: Trained | Evaluated | Failed) -> Answer:
+    """What a worker said, out of the shared memory, which the next job will overwrite."""
+    if isinstance(message, Failed):
+        return _explained(message, f"in {worker}, {worker.job}")
+    if isinstance(message, Evaluated):
+        return message.sums
+    update, memory = worker.channel.read(message.update), worker.channel.read(message.memory)
+    return _own(update), _own(memory)
+
+
+def _own(message: M) -> M:
+    return replace(message, vectors={name: vector.clone() for name, vector in message.vectors.items()})
+
+
+def _explained(failed: Failed, where: str) -> Exception:
+    """The worker's exception, with where it happened: for whoever reads the traceback."""
+    failed.error.add_note(where)
+    failed.error.__cause__ = _InWorker(failed.trace)
+    return failed.error
+
+
+class _InWorker(Exception):
+    """Carries the traceback that stayed behind in a worker."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started inside the block never see Ctrl-C, not even before they can say that they ignore it."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
