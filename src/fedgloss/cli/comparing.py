@@ -192,7 +192,6 @@ def compare(
     data = found[0].config.data
     where = f"{data.name}, split {data.split}" + ("" if data.alpha is None else f", alpha {data.alpha:g}")
     console.print(comparison(rows, title=where))
-    console.print(
-        f"accuracy: {summaries[0]['protocol']} Mean ± sample standard deviation over seeds.", highlight=False
-    )
+    protocol = f"accuracy: {summaries[0]['protocol']} Mean ± sample standard deviation over seeds."
+    console.print(protocol, highlight=False, soft_wrap=True)
     console.print(f"runs: {folder}", highlight=False, soft_wrap=True)
