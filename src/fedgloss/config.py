@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from .algorithms import FIDELITIES, METHODS
+from .data.federate import SPLITS
 from .errors import InvalidInput
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -39,9 +40,9 @@ class DataSection(Section):
 
     name: str = "digits"
     path: str | None = None
-    split: str = "hsu"
+    split: str = "iid"
     clients: Count | None = 20
-    alpha: NotNegative | None = 0.0
+    alpha: NotNegative | None = None
     classes_per_client: Count | None = None
     seed: Seed = 0
     lists: str | None = None
@@ -153,7 +154,32 @@ def resolve(
         content = {k: v for k, v in layer.items() if k not in ("summary", "methods", "preset")}
         _merge(merged, content)
         origins |= {key: origin for key, _ in flatten(content)}
+    _reconcile_the_split(merged, origins)
     return Resolved(_validate(merged, origins), origins)
+
+
+def _reconcile_the_split(merged: dict[str, Any], origins: dict[str, str]) -> None:
+    """A split and its settings may come from different layers: what the user asked for wins.
+
+    ``--alpha`` over a preset whose split has no alpha means the split that has one, and a preset's alpha means
+    nothing once the user asked for a split without. Settings of the user's that do not fit stay, to be refused.
+    """
+    data = merged.get("data")
+    if not isinstance(data, dict) or data.get("split") not in SPLITS:
+        return
+
+    def by_user(key: str) -> bool:
+        return not origins.get(f"data.{key}", "default").startswith(("preset", "default"))
+
+    def taken(key: str) -> bool:
+        split = SPLITS[data["split"]]
+        return key in (*split.takes, *split.may_take)
+
+    if by_user("alpha") and not by_user("split") and not taken("alpha"):
+        data["split"], origins["data.split"] = "hsu", "implied by alpha"
+    for key in ("clients", "alpha", "classes_per_client"):
+        if not taken(key) and not by_user(key):
+            data[key] = None
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

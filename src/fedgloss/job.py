@@ -55,7 +55,6 @@ def build_federation(config: Config) -> Federation:
         return loaded
     if data.split not in SPLITS:
         raise InvalidInput(f"data.split: unknown split {data.split!r}; there are {', '.join(SPLITS)}")
-    split = SPLITS[data.split]
     if data.split == "official" and data.lists is None:
         raise InvalidInput(
             "data.lists: the official split needs the folder of the authors' JSON files, from your copy of their "
@@ -67,8 +66,7 @@ def build_federation(config: Config) -> Federation:
         "classes_per_client": data.classes_per_client,
         "path": data.lists if data.split == "official" else None,
     }
-    taken = {k: v for k, v in settings.items() if k in (*split.takes, *split.may_take)}
-    return federate(loaded, split=data.split, seed=data.seed, validation=data.validation, **taken)
+    return federate(loaded, split=data.split, seed=data.seed, validation=data.validation, **settings)
 
 
 def build_local(config: Config) -> LocalTraining:

@@ -46,7 +46,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "records": {"errors", "files", "training"},
     "checkpoint": {"codec", "errors", "files", "messages", "records", "transports"},
     "costs": set(),
-    "config": {"algorithms", "errors"},
+    "config": {"algorithms", "data", "errors"},
     "run": {
         "algorithm", "algorithms", "checkpoint", "compute", "costs", "environment", "errors", "files", "messages",
         "records", "tasks", "training", "transports", "vectors",

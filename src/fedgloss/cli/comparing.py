@@ -24,7 +24,7 @@ from ..run import Execution, Job
 from ..training import Step
 from .options import Alpha, Fidelity, Json, Quiet, Rounds, Settings, Source, Split, configured
 from .progress import bar, figures_of
-from .tables import comparison
+from .tables import comparison, division
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,7 @@ def compare(
     if json:
         print(json_module.dumps({"out": str(folder), "methods": rows}))
         return
-    data = found[0].config.data
-    where = f"{data.name}, split {data.split}" + ("" if data.alpha is None else f", alpha {data.alpha:g}")
-    console.print(comparison(rows, title=where))
+    console.print(comparison(rows, title=division(found[0].config.data)))
     protocol = f"accuracy: {summaries[0]['protocol']} Mean ± sample standard deviation over seeds."
     console.print(protocol, highlight=False, soft_wrap=True)
     console.print(f"runs: {folder}", highlight=False, soft_wrap=True)

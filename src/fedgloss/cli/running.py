@@ -77,7 +77,7 @@ def carry_out(
 
 def report(console: Console, folder: Path, summary: dict[str, Any], config: Config) -> None:
     """What became of the run, in words."""
-    from .tables import CROSS, size
+    from .tables import CROSS, division, size
 
     traffic = summary["traffic"]
     console.print()
@@ -96,10 +96,7 @@ def report(console: Console, folder: Path, summary: dict[str, Any], config: Conf
     for name, value in summary["reported"].items():
         shown = f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
         console.print(f"{name}: [bold]{shown}[/bold]", highlight=False, soft_wrap=True)
-    split = config.data.split if config.data.alpha is None else f"{config.data.split}, alpha {config.data.alpha:g}"
-    console.print(
-        f"data: {config.data.name}, split {split} (seed {config.data.seed})", highlight=False, soft_wrap=True
-    )
+    console.print(f"data: {division(config.data)}", highlight=False, soft_wrap=True)
     console.print(f"protocol: {summary['protocol']}", highlight=False, soft_wrap=True)
     console.print(
         f"traffic: {size(traffic['bytes'])} in {summary['rounds']} rounds, {traffic['factor']:g}x FedAvg's vectors",

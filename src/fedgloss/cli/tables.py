@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ..config import DataSection
+
 CROSS = "✗"
 
 
@@ -18,6 +20,14 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def division(data: DataSection) -> str:
+    """Which data, divided how."""
+    parts = [data.name, f"split {data.split}"]
+    parts += [] if data.alpha is None else [f"alpha {data.alpha:g}"]
+    parts += [] if data.classes_per_client is None else [f"{data.classes_per_client} classes a client"]
+    return ", ".join([*parts, f"split seed {data.seed}"])
 
 
 def percent(values: Sequence[float]) -> str:
