@@ -7,9 +7,10 @@ import multiprocessing
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,29 +109,42 @@ def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) 
     asked = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: asked.set())
     try:
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool, bar(console) as progress:
-            total = [cell.config.training.rounds for cell in cells]
-            tasks = [progress.add_task(c.name, total=t, figures="") for c, t in zip(cells, total, strict=True)]
-            futures: list[Future[dict[str, Any]]] = []
-            for number, cell in enumerate(cells):
-                execution = build_execution(cell.config)
-                settled = Execution(
-                    workers, execution.checkpoint_seconds, execution.keep_every, execution.client_memory
-                )
-                futures.append(pool.submit(run_cell, cell, settled, events, number))
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool, show_many(console, cells) as show:
+            futures: list[Future[dict[str, Any]]] = [
+                pool.submit(run_cell, cell, replace(build_execution(cell.config), workers=workers), events, number)
+                for number, cell in enumerate(cells)
+            ]
             while not all(future.done() for future in futures):
                 if asked.is_set():
                     for future in futures:
                         future.cancel()
-                try:
-                    number, done, shown = events.get(timeout=0.2)
-                    progress.update(tasks[number], completed=done, figures=shown)
-                except queue.Empty:
-                    continue
+                with suppress(queue.Empty):
+                    show(*events.get(timeout=0.2))
+            while not events.empty():
+                show(*events.get())
     finally:
         signal.signal(signal.SIGINT, before)
         manager.shutdown()
     return [future.result() for future in futures if not future.cancelled()]
+
+
+@contextmanager
+def show_many(console: Console, cells: Sequence[Cell]) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar for every run on a terminal; elsewhere a line at every tenth of each."""
+    rounds = [cell.config.training.rounds for cell in cells]
+    if console.is_terminal:
+        with bar(console) as progress:
+            tasks = [progress.add_task(c.name, total=t, figures="") for c, t in zip(cells, rounds, strict=True)]
+            yield lambda number, done, shown: progress.update(tasks[number], completed=done, figures=shown)
+        return
+
+    def line(number: int, done: int, shown: str) -> None:
+        total = rounds[number]
+        if shown and (done % max(1, total // 10) == 0 or done == total):
+            text = f"{cells[number].name}  round {done}/{total}  {shown}"
+            console.print(text, highlight=False, soft_wrap=True)
+
+    yield line
 
 
 def compare(
