@@ -20,7 +20,7 @@ $(VENV)/.dev: $(VENV)/.base
 	@touch $@
 
 demo: $(VENV)/.base
-	@$(BIN)/python examples/digits.py
+	@$(BIN)/fedgloss compare digits --methods fedavg,fedsam,fedsmoo,fedgloss --clients sam --out runs/demo
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
