@@ -1,0 +1,124 @@
+"""A round beside what the cores can do at best, and beside plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .harness import Line, Spread, Turns, Variant, running, take_turns, write
+from .runners.work import CNN_FLOPS, PER_CLIENT, RESNET18_FLOPS
+
+CORES = 2
+
+
+def ours(name: str, **options: object) -> Variant:
+    arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    return Variant(name, "ours", arguments)
+
+
+PEAK = Variant("gemm", "gemm", [str(CORES)])
+
+
+def share_of_peak(turns: Turns, name: str, flops: float) -> Spread:
+    pairs = zip(turns.values(name), turns.values("gemm", "flops"), strict=True)
+    return Spread.of([flops / seconds / peak for seconds, peak in pairs])
+
+
+def share() -> list[Line]:
+    """The share of the two cores' GEMM rate that whole rounds reach."""
+    cases = {
+        "cohort 5, SGD": (ours("cohort 5, SGD", cohort=5), 1, 5, 0.60),
+        "cohort 5, SAM": (ours("cohort 5, SAM", cohort=5, method="sam"), 2, 5, 0.57),
+        "cohort 10, SGD": (ours("cohort 10, SGD", cohort=10), 1, 10, 0.66),
+        "cohort 10, SAM": (ours("cohort 10, SAM", cohort=10, method="sam"), 2, 10, 0.66),
+    }
+    with running([PEAK, *[case[0] for case in cases.values()]]) as started:
+        turns = take_turns(started)
+    lines = []
+    for name, (_, passes, cohort, target) in cases.items():
+        found = share_of_peak(turns, name, passes * cohort * PER_CLIENT * CNN_FLOPS)
+        lines.append(
+            Line(f"share of GEMM peak, {name}", found.show(), f"at least {target}", found.median >= target)
+        )
+    write("share", lines, turns, {})
+    return lines
+
+
+def plain() -> list[Line]:
+    """The same round written as a plain PyTorch loop, in the fastest of its settings."""
+    settings = [(2, 0), (2, 2), (1, 0)]
+    names = [f"plain PyTorch, {threads} threads, {loaders} loaders" for threads, loaders in settings]
+    variants = [
+        Variant(name, "plain_pytorch", ["--threads", str(threads), "--loaders", str(loaders)])
+        for name, (threads, loaders) in zip(names, settings, strict=True)
+    ]
+    with running([ours("fedgloss"), *variants]) as started:
+        turns = take_turns(started)
+    ratios = {name: turns.ratio(name, "fedgloss") for name in names}
+    fastest = min(names, key=lambda name: ratios[name].median)
+    lines = [
+        Line(
+            f"times faster than {name}",
+            ratios[name].show(),
+            "at least 2.1" if name == fastest else "",
+            ratios[name].median >= 2.1 if name == fastest else None,
+        )
+        for name in names
+    ]
+    write("plain", lines, turns, {})
+    return lines
+
+
+def sharpness() -> list[Line]:
+    """What sharpness-awareness costs: on the server nothing, on the clients a second gradient."""
+    variants = [
+        ours("SGD", workers=1),
+        ours("SAM", workers=1, method="sam"),
+        ours("FedSAM", method="sam"),
+        ours("FedGloSS with SAM clients", method="fedgloss-sam"),
+    ]
+    with running(variants) as started:
+        turns = take_turns(started)
+    sam, gloss = turns.ratio("SAM", "SGD"), turns.ratio("FedGloSS with SAM clients", "FedSAM")
+    lines = [
+        Line("SAM against SGD, a round", sam.show(), "at most 2.15", sam.median <= 2.15),
+        Line("FedGloSS-SAM against FedSAM, a round", gloss.show(".3f"), "at most 1.03", gloss.median <= 1.03),
+    ]
+    write("sharpness", lines, turns, {})
+    return lines
+
+
+def overhead() -> list[Line]:
+    """What a round on one worker does beside gradients and augmentation."""
+    variants = [
+        Variant(method, "ours", ["--workers", "1", "--method", method, "--overhead"])
+        for method in ("sgd", "fedgloss-sam")
+    ]
+    with running(variants) as started:
+        turns = take_turns(started)
+    lines = []
+    for variant in variants:
+        found = Spread.of(turns.values(variant.name, "overhead"))
+        what = f"neither gradients nor augmentation, {variant.name}"
+        lines.append(Line(what, found.show(".3f"), "at most 0.04", found.median <= 0.04))
+    write("overhead", lines, turns, {})
+    return lines
+
+
+def resnet18() -> list[Line]:
+    """The larger network, one client per core."""
+    variant = ours("ResNet18-GN", model="resnet18-gn", cohort=2, clients=4)
+    with running([PEAK, variant]) as started:
+        turns = take_turns(started, 7)
+    found = share_of_peak(turns, variant.name, 2 * PER_CLIENT * RESNET18_FLOPS)
+    lines = [Line("share of GEMM peak, ResNet18-GN, cohort 2", found.show(), "at least 0.65", found.median >= 0.65)]
+    write("resnet18", lines, turns, {})
+    return lines
+
+
+BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
+    "share": share,
+    "plain": plain,
+    "sharpness": sharpness,
+    "overhead": overhead,
+    "resnet18": resnet18,
+}
