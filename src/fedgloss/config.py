@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from .algorithms import FIDELITIES, METHODS
+from .compute import Precision
 from .data.federate import SPLITS
 from .errors import InvalidInput
 
@@ -82,10 +83,11 @@ class TrainingSection(Section):
     client_accuracy: bool = False
     true_delta_eps: bool = False
     max_norm: Positive = 1e6
+    precision: Precision = "float32"
 
 
 class RunSection(Section):
-    """How to carry the run out; nothing here changes its numbers, but for the device and the precision."""
+    """How to carry the run out; nothing here changes its numbers, but for the device."""
 
     workers: Count | Literal["auto"] = "auto"
     device: str = "cpu"

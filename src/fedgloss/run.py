@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
@@ -22,6 +22,7 @@ from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
 from .files import disk_errors, write_atomically
 from .messages import ServerState
+from .precision import settle
 from .records import (
     FORMAT,
     Journal,
@@ -109,6 +110,8 @@ class Interruption:
 
 def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequence[Tracker] = ()) -> dict[str, Any]:
     """Start the run, or go on with it to the same bits, and return its summary."""
+    precision, notice = settle(job.problem.precision, job.problem.device)
+    job = replace(job, problem=replace(job.problem, precision=precision))
     objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
     try_out(objective, objective.initial(), job.problem.federation)
     job.plan.sampling.check(job.problem.federation.population)
@@ -117,7 +120,7 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
     with folder.locked():
         if usable_workers(execution.workers, job.problem.device) > 1:
             prepare_workers()
-        notices = _open_folder(job, folder)
+        notices = [*([notice] if notice else []), *_open_folder(job, folder)]
         checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
         algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
         state, lengths = _starting_point(job, algorithm, objective, checkpoints)
@@ -237,7 +240,7 @@ def _journals(folder: RunFolder) -> dict[str, Path]:
 
 def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     """Begin or recognise the run; returns what the user should know before it goes on."""
-    environment = describe_environment()
+    environment = describe_environment() | {"precision": job.problem.precision}
     notes = job.problem.federation.notes
     left = notes.get("left out")
     notices = [f"trains without {left['missing']} missing and {left['corrupt']} corrupt pictures"] if left else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -18,10 +19,13 @@ from .diagnostics import (
 from .divergence import Limits
 from .errors import InvalidInput, require
 from .messages import ServerState
+from .precision import settle
 from .sampling import ExactCohort, Sampling
 from .tasks import Objective, Problem, try_out
 from .transports import MemoryStore, Workers, open_simulation, prepare_workers, usable_workers
 from .vectors import Layout, Vector
+
+log = logging.getLogger("fedgloss")
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,10 @@ def train(
     )
     federation = problem.federation
     plan.sampling.check(federation.population)
+    precision, notice = settle(problem.precision, problem.device)
+    if notice is not None:
+        log.warning(notice)
+    problem = replace(problem, precision=precision)
     if usable_workers(workers, problem.device) > 1:
         prepare_workers()
     objective = Objective(problem.build(seed), problem.loss, problem.device)

@@ -12,6 +12,7 @@ from ..algorithm import Algorithm, Transport
 from ..compute import available_cores, compute_threads, freed_memory_kept
 from ..data import Federation
 from ..errors import InvalidInput
+from ..precision import try_bfloat16
 from ..tasks import Metric, Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
@@ -58,16 +59,21 @@ def open_simulation(
 ) -> Iterator[Simulation]:
     """Open what carries broadcasts to clients. One worker is this process; more are processes of their own.
 
-    The bits depend on ``threads``, the compute threads of a client, but not on ``workers``.
+    The bits depend on ``threads``, the compute threads of a client, but not on ``workers``. bfloat16 on a CPU is
+    left to workers in any case: they can be told which instructions to use, and the run survives them.
     """
     count = usable_workers(workers, problem.device)
     with compute_threads(threads), freed_memory_kept():
-        if count > 1:
-            with PoolTransport(algorithm, problem, objective, store, seed=seed, workers=count) as pool:
+        apart = problem.precision == "bfloat16" and problem.device == "cpu"
+        if count > 1 or apart:
+            environment = try_bfloat16().environment if apart else None
+            with PoolTransport(
+                algorithm, problem, objective, store, seed=seed, workers=count, environment=environment
+            ) as pool:
                 yield Simulation(pool, pool.evaluate, count)
         else:
             federation = problem.federation.to(objective.device)
-            serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
+            serial = SerialTransport(algorithm, client_tasks(objective, federation, seed, problem.precision), store)
             yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics), 1)
 
 
