@@ -1,0 +1,179 @@
+"""The Hessian-vector product of one batch.
+
+With outputs z(w) and their tangent dz = z'(w) v, the product H v is the gradient of <loss'(z), dz>. So a tangent
+runs forward beside the activations, layer by layer, and one backward pass returns the product. PyTorch's own ways
+(backward twice, or forward mode over backward) compute convolutions whose result is zero or thrown away and leave
+the channels-last layout in max-pooling: for a convolutional network they need 3 times a gradient, this needs 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..tasks import Loss
+
+Function: TypeAlias = Callable[..., Any]
+
+
+def hessian_vector(
+    module: nn.Module, loss: Loss, parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor, v: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """``H v`` of the batch's mean loss, a tensor per parameter; None where it is zero."""
+    tangents = Tangents(zip(parameters, v, strict=True))
+    with tangents:
+        outputs = module(inputs)
+    slope = tangents[outputs]
+    cut = outputs.detach().requires_grad_()
+    (first,) = torch.autograd.grad(loss(cut, targets), cut, create_graph=True)
+    pulled = [(outputs, _second(first, cut, slope.detach())), (slope, first.detach())]
+    return _gradients([(tensor, weight) for tensor, weight in pulled if tensor.requires_grad], parameters)
+
+
+def hessian_vector_by_double_backward(
+    module: nn.Module, loss: Loss, parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor, v: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The same by differentiating the gradient: slower, but right for whatever autograd can differentiate twice."""
+    value = loss(module(inputs), targets)
+    first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+    pulled = [(g, part) for g, part in zip(first, v, strict=True) if g is not None and g.requires_grad]
+    return _gradients(pulled, parameters)
+
+
+def _second(first: Tensor, cut: Tensor, slope: Tensor) -> Tensor:
+    """The loss's own second derivative, at the outputs; zero for a loss that is linear in them."""
+    if not first.requires_grad:
+        return torch.zeros_like(cut)
+    (found,) = torch.autograd.grad(first, cut, slope, allow_unused=True)
+    return torch.zeros_like(cut) if found is None else found
+
+
+def _gradients(pulled: Sequence[tuple[Tensor, Tensor]], parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    if not pulled:
+        return [None] * len(parameters)
+    tensors, weights = zip(*pulled, strict=True)
+    return list(torch.autograd.grad(tensors, parameters, weights, allow_unused=True))
+
+
+class Tangents(TorchFunctionMode):
+    """While active, every tensor computed from the given ones gets a tangent beside it, itself differentiable.
+
+    A function without a rule of its own is differentiated by autograd: its pull-back is linear in what is pulled,
+    so pulling the pull-back pushes the tangent.
+    """
+
+    def __init__(self, given: Iterable[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self._tangents: dict[int, Tensor] = {}
+        self._alive: list[Tensor] = []  # an id means nothing once its tensor is gone
+        for tensor, tangent in given:
+            self.set(tensor, tangent)
+
+    def __getitem__(self, tensor: Tensor) -> Tensor:
+        return self._tangents[id(tensor)]
+
+    def get(self, tensor: Any) -> Tensor | None:
+        return self._tangents.get(id(tensor))
+
+    def set(self, tensor: Tensor, tangent: Tensor) -> None:
+        self._tangents[id(tensor)] = tangent
+        self._alive.append(tensor)
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if all(self.get(leaf) is None for leaf in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        rule = RULES.get(func)
+        pushed = rule(self, func, *args, **kwargs) if rule else None
+        if pushed is None:
+            return self._by_autograd(func, args, kwargs)
+        self.set(*pushed)
+        return pushed[0]
+
+    def _by_autograd(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        aliases: dict[int, Tensor] = {}  # one may depend on another: an alias cuts that path
+
+        def alias(leaf: Any) -> Any:
+            if self.get(leaf) is None:
+                return leaf
+            return aliases.setdefault(id(leaf), leaf.view_as(leaf))
+
+        outputs = func(*tree_map(alias, tuple(args)), **tree_map(alias, dict(kwargs)))
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                probe = torch.zeros_like(output, requires_grad=True)
+                pulled = torch.autograd.grad(
+                    output, list(aliases.values()), probe, create_graph=True, allow_unused=True
+                )
+                pairs = [(p, self._tangents[i]) for p, i in zip(pulled, aliases, strict=True) if p is not None]
+                backs, tangents = zip(*pairs, strict=True)
+                self.set(output, torch.autograd.grad(backs, probe, tangents, create_graph=True)[0])
+        return outputs
+
+
+Pushed: TypeAlias = tuple[Tensor, Tensor] | None
+"""An output and its tangent, or None: this case is for autograd."""
+
+
+def _bilinear(
+    tangents: Tangents, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **kw: Any
+) -> Pushed:
+    """Convolutions and linear layers: the product rule, without the terms that are zero."""
+    if (slope := tangents.get(weight)) is None:
+        return None
+    pushed = func(input, slope, tangents.get(bias), *rest, **kw)
+    if (slope := tangents.get(input)) is not None:
+        pushed = pushed + func(slope, weight, None, *rest, **kw)
+    return func(input, weight, bias, *rest, **kw), pushed
+
+
+def _relu(tangents: Tangents, func: Function, input: Tensor, inplace: bool = False) -> Pushed:
+    output = torch.relu(input)
+    return output, tangents[input] * (output > 0)
+
+
+def _max_pool2d(tangents: Tangents, func: Function, input: Tensor, *rest: Any, **kw: Any) -> Pushed:
+    """The tangent follows the maximum, picked in the order in which the pictures lie in memory."""
+    if kw.pop("return_indices", False) or input.ndim != 4:
+        return None
+    output, chosen = F.max_pool2d(input, *rest, **kw, return_indices=True)
+    slope = tangents[input]
+    if input.is_contiguous(memory_format=torch.channels_last):
+        rows = slope.permute(0, 2, 3, 1).flatten(1, 2)
+        picked = rows.gather(1, chosen.permute(0, 2, 3, 1).flatten(1, 2))
+        return output, picked.view(len(output), *output.shape[2:], -1).permute(0, 3, 1, 2)
+    return output, slope.flatten(2).gather(2, chosen.flatten(2)).view_as(output)
+
+
+def _linear(tangents: Tangents, func: Function, input: Tensor, *rest: Any, **kw: Any) -> Pushed:
+    """Functions linear in their first argument."""
+    return func(input, *rest, **kw), func(tangents[input], *rest, **kw)
+
+
+def _sum(tangents: Tangents, func: Function, one: Any, other: Any) -> Pushed:
+    first, second = tangents.get(one), tangents.get(other)
+    if first is None or second is None or first.shape != second.shape:
+        return None
+    return one + other, first + second
+
+
+RULES: dict[Function, Callable[..., Pushed]] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, F.linear), _bilinear),
+    **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu), _relu),
+    F.max_pool2d: _max_pool2d,
+    **dict.fromkeys((torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, Tensor.permute), _linear),
+    **dict.fromkeys((Tensor.contiguous, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool2d), _linear),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__), _sum),
+}
