@@ -101,8 +101,8 @@ def top_eigenvalues(
 ) -> Eigenvalues:
     """The Hessian's extreme eigenvalues of a plain network, at its present weights.
 
-    ``loss(outputs, targets)`` is the mean over a batch; ``data`` a pair of tensors, a ``DataLoader`` or ``Samples``.
-    With ``samples``, up to five disjoint random subsets of that size are measured and their spread reported.
+    ``loss(outputs, targets)`` is a batch's mean; ``data`` a pair of tensors, a ``DataLoader`` or ``Samples``. With
+    ``samples``, up to five disjoint random subsets of that size are measured and their spread reported.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Linear(3, 2)
@@ -299,6 +299,7 @@ class Krylov:
         self._projected = torch.zeros(room, room, dtype=torch.float64)
         self._next = start / norm(start)
         self._used = 0
+        self._exhausted = False
         self.products = 0
         self.values = torch.empty(0, dtype=torch.float64)
         self.residuals = torch.empty(0, dtype=torch.float64)
@@ -312,6 +313,11 @@ class Krylov:
     def complete(self) -> bool:
         """The basis spans the whole space: the values are exact."""
         return self._used == self._hessian.size
+
+    @property
+    def exhausted(self) -> bool:
+        """The start and its images span an invariant subspace: further steps begin anew, outside it."""
+        return self._exhausted
 
     @property
     def noise(self) -> float:
@@ -331,7 +337,7 @@ class Krylov:
         length = norm(image)
         self.values, self.turns = torch.linalg.eigh(self._projected[: self._used, : self._used])
         if length <= self.noise and not self.complete:
-            length = 0.0  # an invariant subspace: go on from a new random vector outside it
+            length, self._exhausted = 0.0, True  # go on from a new random vector
             image = gaussian(self._hessian.size, self._seed, "lanczos again", self.products)
             self._orthogonalise(image)
         self.residuals = length * self.turns[-1].abs()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..compute import compute_threads
-from ..data import ArraySamples, Samples
-from ..data.federation import Indices
+from ..data import ArraySamples, Samples, Subset
 from ..errors import InvalidInput, require
 from ..randomness import stream
 from ..tasks import Loss, Metric, accuracy
@@ -47,20 +46,6 @@ class Subject:
     preprocessing: str = "as given"
     weighting: Weighting = "samples"
     precision: str = "float32"
-
-
-@dataclass(frozen=True)
-class Subset:
-    """Some of the samples, by index."""
-
-    samples: Samples
-    indices: Indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        return self.samples.fetch(self.indices[indices])
 
 
 class MeanLoss:
@@ -185,9 +170,8 @@ class MeanLoss:
 
             def work(network: _Copy, inputs: Tensor, targets: Tensor) -> Vector:
                 directions = list(self.layout.views(local))
-                return self._vector(
-                    product(network.module, self._loss, network.parameters, inputs, targets, directions)
-                )
+                parts = product(network.module, self._loss, network.parameters, inputs, targets, directions)
+                return self._vector(parts)
 
             total = torch.zeros(self.layout.size, dtype=torch.float64)
             for weight, part in self._batches(params, work):
@@ -207,7 +191,7 @@ class MeanLoss:
         return [self.on(Subset(self.samples, part), split=self.split) for part in parts]
 
     def _default_metrics(self) -> Mapping[str, Metric]:
-        _, targets = self.samples.fetch(np.zeros(1, np.int64))
+        targets = self.samples.targets
         return {} if targets.is_floating_point() or targets.ndim != 1 else {"accuracy": accuracy}
 
     def _batches(
@@ -281,7 +265,8 @@ class MeanLoss:
         directions = list(self.layout.views(self._place(random)))
 
         def trial(product: _BatchProduct) -> Vector:
-            return self._vector(product(network.module, self._loss, network.parameters, inputs, targets, directions))
+            parts = product(network.module, self._loss, network.parameters, inputs, targets, directions)
+            return self._vector(parts)
 
         try:
             sure = trial(hessian_vector_by_double_backward)
@@ -320,8 +305,8 @@ class _Copy:
 def as_samples(data: Data, split: str = "data") -> Samples:
     """Samples from whatever holds inputs and targets; refuses an empty set."""
     samples: Samples
-    if isinstance(data, Samples):
-        samples = data
+    if hasattr(data, "fetch"):
+        samples = cast(Samples, data)
     elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         samples = ArraySamples(*data)
     else:
@@ -338,7 +323,7 @@ def _collected(batches: Any, split: str) -> ArraySamples:
         targets = torch.cat([pair[1] for pair in pairs]) if pairs else torch.empty(0)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
-            f"{split}: give a pair of tensors (inputs, targets) or batches of such pairs, got {type(batches).__name__}"
+            f"{split}: must be a pair of tensors (inputs, targets) or batches of them, got {type(batches).__name__}"
         ) from error
     return ArraySamples(inputs, targets)
 

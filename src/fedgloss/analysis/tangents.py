@@ -23,10 +23,15 @@ Function: TypeAlias = Callable[..., Any]
 
 
 def hessian_vector(
-    module: nn.Module, loss: Loss, parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor, v: Sequence[Tensor]
+    module: nn.Module,
+    loss: Loss,
+    parameters: Sequence[Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    vector: Sequence[Tensor],
 ) -> list[Tensor | None]:
-    """``H v`` of the batch's mean loss, a tensor per parameter; None where it is zero."""
-    tangents = Tangents(zip(parameters, v, strict=True))
+    """The Hessian of the batch's mean loss times the vector, a tensor per parameter; None where it is zero."""
+    tangents = Tangents(zip(parameters, vector, strict=True))
     with tangents:
         outputs = module(inputs)
     slope = tangents[outputs]
@@ -37,12 +42,17 @@ def hessian_vector(
 
 
 def hessian_vector_by_double_backward(
-    module: nn.Module, loss: Loss, parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor, v: Sequence[Tensor]
+    module: nn.Module,
+    loss: Loss,
+    parameters: Sequence[Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    vector: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """The same by differentiating the gradient: slower, but right for whatever autograd can differentiate twice."""
     value = loss(module(inputs), targets)
     first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-    pulled = [(g, part) for g, part in zip(first, v, strict=True) if g is not None and g.requires_grad]
+    pulled = [(g, part) for g, part in zip(first, vector, strict=True) if g is not None and g.requires_grad]
     return _gradients(pulled, parameters)
 
 
@@ -128,7 +138,13 @@ Pushed: TypeAlias = tuple[Tensor, Tensor] | None
 
 
 def _bilinear(
-    tangents: Tangents, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **kw: Any
+    tangents: Tangents,
+    func: Function,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *rest: Any,
+    **kw: Any,
 ) -> Pushed:
     """Convolutions and linear layers: the product rule, without the terms that are zero."""
     if (slope := tangents.get(weight)) is None:
