@@ -143,7 +143,7 @@ class MeanLoss:
         for weight, found in self._batches(params, work):
             for name, value in found.items():
                 totals[name] += weight * value
-        return totals
+        return {name: total / self._weight for name, total in totals.items()}
 
     def gradient(self, params: Vector) -> tuple[float, Vector]:
         """The mean loss and its gradient, in float64."""
@@ -157,7 +157,7 @@ class MeanLoss:
         for weight, (loss, part) in self._batches(params, work):
             total += weight * loss
             gradient.add_(part, alpha=weight)
-        return total, gradient
+        return total / self._weight, gradient.div_(self._weight)
 
     def hessian_vector(self, params: Vector, vector: Vector) -> Vector:
         """The Hessian of the mean loss at ``params`` times ``vector``, in float64."""
@@ -178,7 +178,7 @@ class MeanLoss:
                 total.add_(part, alpha=weight)
         if not bool(torch.isfinite(total).all()):
             raise InvalidInput(f"weights: the Hessian on {self.split} is not finite there")
-        return total
+        return total.div_(self._weight)
 
     def disjoint(self, samples: int, most: int, seed: int) -> list[MeanLoss]:
         """The same on up to ``most`` random subsets of so many samples, no two of which share any."""
@@ -196,7 +196,7 @@ class MeanLoss:
 
     def _batches(
         self, params: Vector, work: Callable[[_Copy, Tensor, Tensor], Result]
-    ) -> Iterator[tuple[float, Result]]:
+    ) -> Iterator[tuple[int, Result]]:
         """Each batch's weight and result, in order, computed by the workers."""
         self.layout.check(params, "weights")
         shared = params.to(self._device, self.layout.dtype)
@@ -215,8 +215,7 @@ class MeanLoss:
             finally:
                 free.put(network)
 
-        total, size = len(self.samples), self._batch_size
-        spans = [(start, min(start + size, total)) for start in range(0, total, size)]
+        spans = self._spans
         with (
             compute_threads(1),
             ThreadPoolExecutor(self._workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
@@ -224,10 +223,21 @@ class MeanLoss:
             waiting = deque(pool.submit(run, *span) for span in spans)
             try:
                 for start, stop in spans:
-                    weight = (stop - start) / total if self._weighting == "samples" else 1 / len(spans)
-                    yield weight, waiting.popleft().result()
+                    yield self._weigh(start, stop), waiting.popleft().result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)  # at Ctrl-C, what runs ends and no more begins
+
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        total, size = len(self.samples), self._batch_size
+        return [(start, min(start + size, total)) for start in range(0, total, size)]
+
+    def _weigh(self, start: int, stop: int) -> int:
+        return stop - start if self._weighting == "samples" else 1
+
+    @property
+    def _weight(self) -> int:
+        return sum(self._weigh(*span) for span in self._spans)
 
     def _fetch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.samples.fetch(np.arange(start, stop, dtype=np.int64))
