@@ -7,7 +7,6 @@ depends on the number of workers, and on the batch size only in the last bits of
 from __future__ import annotations
 
 import copy
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..compute import compute_threads
+from ..compute import available_cores, compute_threads
 from ..data import ArraySamples, Samples, Subset
 from ..errors import InvalidInput, require
 from ..randomness import stream
@@ -93,7 +92,7 @@ class MeanLoss:
         self._weighting: Weighting = weighting
         self._preprocessing = preprocessing
         self._device = torch.device(device) if device else flat.device
-        self._workers = workers or (_cores() if self._device.type == "cpu" else 1)
+        self._workers = workers or (available_cores() if self._device.type == "cpu" else 1)
         self._copies = [_Copy(model, self.layout, self._device) for _ in range(self._workers)]
         self._product: _BatchProduct | None = None
 
@@ -336,7 +335,3 @@ def _collected(batches: Any, split: str) -> ArraySamples:
             f"{split}: must be a pair of tensors (inputs, targets) or batches of them, got {type(batches).__name__}"
         ) from error
     return ArraySamples(inputs, targets)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

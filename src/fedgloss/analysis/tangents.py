@@ -102,7 +102,9 @@ class Tangents(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if "inplace" in kwargs:  # a tensor whose tangent is known must keep its value
+            kwargs["inplace"] = False
         if all(self.get(leaf) is None for leaf in tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         rule = RULES.get(func)
@@ -120,7 +122,7 @@ class Tangents(TorchFunctionMode):
                 return leaf
             return aliases.setdefault(id(leaf), leaf.view_as(leaf))
 
-        outputs = func(*tree_map(alias, tuple(args)), **tree_map(alias, dict(kwargs)))
+        outputs = func(*tree_map(alias, tuple(args)), **tree_map(alias, kwargs))
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 probe = torch.zeros_like(output, requires_grad=True)
@@ -173,6 +175,84 @@ def _max_pool2d(tangents: Tangents, func: Function, input: Tensor, *rest: Any, *
     return output, slope.flatten(2).gather(2, chosen.flatten(2)).view_as(output)
 
 
+def _group_norm(
+    tangents: Tangents,
+    func: Function,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Pushed:
+    if (slope := tangents.get(input)) is None or weight is None or bias is None:
+        return None
+    normal, pushed = _Normalise.apply(input, slope, num_groups, eps)
+
+    def per_channel(vector: Tensor) -> Tensor:
+        return vector.view(-1, *[1] * (input.ndim - 2))
+
+    pushed = pushed * per_channel(weight)
+    if (slope := tangents.get(weight)) is not None:
+        pushed = torch.addcmul(pushed, normal, per_channel(slope))
+    if (slope := tangents.get(bias)) is not None:
+        pushed = pushed + per_channel(slope)
+    return torch.addcmul(per_channel(bias), normal, per_channel(weight)), pushed
+
+
+class _Normalise(torch.autograd.Function):
+    """Groups brought to mean 0 and variance 1, and the tangent of that.
+
+    With n = (x - mean) r and r = 1 / sqrt(variance + eps), over m values, the derivative
+    J = r (I - 1 1'/m - n n'/m) is symmetric, so PyTorch's backward kernel pushes tangents too; and the gradient of
+    v'J u by x is -(r / m) ((v'J u) n + (n'v) J u + (n'u) J v).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, slope: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+        sizes = len(input), input.shape[1], input[0, 0].numel(), groups
+        normal, mean, scale = torch.native_group_norm(input, None, None, *sizes, eps)
+        pushed = _derivative(slope, input, mean, scale, sizes)
+        ctx.sizes = sizes
+        ctx.save_for_backward(input, slope, normal, mean, scale, pushed)
+        return normal, pushed
+
+    @staticmethod
+    def backward(ctx: Any, of_normal: Tensor, of_pushed: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        input, slope, normal, mean, scale, pushed = ctx.saved_tensors
+        back = _derivative(of_pushed, input, mean, scale, ctx.sizes)
+        gradient = _derivative(of_normal, input, mean, scale, ctx.sizes)
+        groups = ctx.sizes[-1]
+        size = input[0].numel() // groups
+
+        def dot(one: Tensor, other: Tensor) -> Tensor:
+            sums = (one * other).unflatten(1, (groups, -1)).flatten(2).sum(2)
+            return (sums * scale / -size).view(len(input), groups, *[1] * (input.ndim - 1))
+
+        for along, share in (
+            (normal, dot(of_pushed, pushed)),
+            (pushed, dot(normal, of_pushed)),
+            (back, dot(normal, slope)),
+        ):
+            gradient.unflatten(1, (groups, -1)).addcmul_(along.unflatten(1, (groups, -1)), share)
+        return gradient, back, None, None
+
+
+def _derivative(
+    vector: Tensor, input: Tensor, mean: Tensor, scale: Tensor, sizes: tuple[int, int, int, int]
+) -> Tensor:
+    """J times the vector."""
+    kernel = torch.ops.aten.native_group_norm_backward
+    found: Tensor = kernel(_like(vector, input), input, mean, scale, None, *sizes, [True, False, False])[0]
+    return found
+
+
+def _like(vector: Tensor, model: Tensor) -> Tensor:
+    """In the memory order of the other, which the kernels expect."""
+    if model.ndim == 4 and model.is_contiguous(memory_format=torch.channels_last):
+        return vector.contiguous(memory_format=torch.channels_last)
+    return vector.contiguous()
+
+
 def _linear(tangents: Tangents, func: Function, input: Tensor, *rest: Any, **kw: Any) -> Pushed:
     """Functions linear in their first argument."""
     return func(input, *rest, **kw), func(tangents[input], *rest, **kw)
@@ -189,6 +269,7 @@ RULES: dict[Function, Callable[..., Pushed]] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, F.linear), _bilinear),
     **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu), _relu),
     F.max_pool2d: _max_pool2d,
+    F.group_norm: _group_norm,
     **dict.fromkeys((torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, Tensor.permute), _linear),
     **dict.fromkeys((Tensor.contiguous, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool2d), _linear),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__), _sum),
