@@ -9,7 +9,7 @@ the channels-last layout in max-pooling: for a convolutional network they need 3
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -186,7 +186,7 @@ def _group_norm(
 ) -> Pushed:
     if (slope := tangents.get(input)) is None or weight is None or bias is None:
         return None
-    normal, pushed = _Normalise.apply(input, slope, num_groups, eps)
+    normal, pushed = cast(tuple[Tensor, Tensor], _NORMALISE(input, slope, num_groups, eps))
 
     def per_channel(vector: Tensor) -> Tensor:
         return vector.view(-1, *[1] * (input.ndim - 2))
@@ -217,24 +217,31 @@ class _Normalise(torch.autograd.Function):
         return normal, pushed
 
     @staticmethod
-    def backward(ctx: Any, of_normal: Tensor, of_pushed: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, of_normal: Tensor, of_pushed: Tensor) -> tuple[Tensor, Tensor, None, None]:
         input, slope, normal, mean, scale, pushed = ctx.saved_tensors
         back = _derivative(of_pushed, input, mean, scale, ctx.sizes)
         gradient = _derivative(of_normal, input, mean, scale, ctx.sizes)
         groups = ctx.sizes[-1]
         size = input[0].numel() // groups
 
+        def grouped(tensor: Tensor) -> Tensor:
+            return tensor.view(len(input), groups, -1, *input.shape[2:])
+
         def dot(one: Tensor, other: Tensor) -> Tensor:
-            sums = (one * other).unflatten(1, (groups, -1)).flatten(2).sum(2)
-            return (sums * scale / -size).view(len(input), groups, *[1] * (input.ndim - 1))
+            sums = grouped(one * other).flatten(2).sum(2)
+            shares: Tensor = sums * scale / -size
+            return shares.view(len(input), groups, *[1] * (input.ndim - 1))
 
         for along, share in (
             (normal, dot(of_pushed, pushed)),
             (pushed, dot(normal, of_pushed)),
             (back, dot(normal, slope)),
         ):
-            gradient.unflatten(1, (groups, -1)).addcmul_(along.unflatten(1, (groups, -1)), share)
+            grouped(gradient).addcmul_(grouped(along), share)
         return gradient, back, None, None
+
+
+_NORMALISE: Function = _Normalise.apply  # torch leaves it untyped
 
 
 def _derivative(
