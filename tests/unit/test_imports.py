@@ -62,6 +62,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     },
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
     "sweep": {"config", "errors"},
+    "analysis": {"compute", "data", "errors", "files", "randomness", "tasks", "vectors"},
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli"}
