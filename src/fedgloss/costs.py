@@ -78,3 +78,16 @@ def reach(
         if done % every == 0 and value >= target:
             return Reached(int(done), int(sent))
     return None
+
+
+def size(count: float) -> str:
+    """Bytes in words.
+
+    >>> size(1_500_000_000), size(12)
+    ('1.5 GB', '12 B')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -1,8 +1,9 @@
 """A run on disk: one folder from which every number can be read again.
 
-``config.toml`` (fully resolved), ``environment.json``, ``federation.json`` (which client has what), ``rounds.jsonl``
-(a line a round, and a line an evaluation), ``timings.jsonl`` (what depends on the machine's mood, so that
-``rounds.jsonl`` does not), ``checkpoints/``, ``clients/`` and ``summary.json``. Readers need nothing but this folder.
+``config.toml`` (fully resolved), ``environment.json``, ``federation.json`` (which client has what),
+``rounds.jsonl`` (a line a round, and a line an evaluation), ``timings.jsonl`` (what depends on the machine's mood,
+so that ``rounds.jsonl`` does not), ``checkpoints/``, ``clients/`` and ``summary.json``. Readers need nothing but
+this folder.
 """
 
 from __future__ import annotations

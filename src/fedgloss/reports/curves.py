@@ -72,7 +72,7 @@ def _metric(name: str) -> Quantity:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values after so many ``rounds``, when so many ``bytes`` had travelled; ``sd`` over seeds where it is a mean."""
+    """Values after ``rounds``, when ``bytes`` had travelled; ``sd`` is over seeds, where the values are means."""
 
     rounds: Integers
     bytes: Column
@@ -80,7 +80,7 @@ class Curve:
     sd: Column | None = None
 
     def thinned(self, points: int) -> Curve:
-        """At most about so many points: the least and the greatest value of every stretch, so that no spike is lost.
+        """At most about so many points: the least and greatest value of every stretch, so that no spike is lost.
 
         >>> many = np.arange(1, 10_001)
         >>> curve = Curve(many, many * 8.0, np.where(many == 7_777, 99.0, 1.0)).thinned(100)

@@ -212,7 +212,7 @@ class Setting:
         every = run.section("training").get("eval_every", 1)
         travelled = [run.travelled(int(done)) for done in run.evaluated]
         values = run.evaluations.get(self.metric, np.full(len(run.evaluated), np.nan))
-        return reach(run.evaluated, values, travelled, target, every=every)
+        return reach(run.evaluated.tolist(), values.tolist(), travelled, target, every=every)
 
     def best(self, values: Mapping[str, Seeds], *, higher: bool) -> str | None:
         """The method with the best mean, if it beats every other one in a paired comparison."""
@@ -231,9 +231,7 @@ class Setting:
     @cached_property
     def curvature_kind(self) -> tuple[str, ...] | None:
         """How lambda_1 was measured most often here: like is compared with like."""
-        kinds = Counter(
-            curvature_kind(m) for method in self.methods for _, m in method.measurements("eigenvalues")
-        )
+        kinds = Counter(curvature_kind(m) for method in self.methods for _, m in method.measurements("eigenvalues"))
         return kinds.most_common(1)[0][0] if kinds else None
 
     def curvature(self, method: Repeats) -> dict[int, tuple[float, float]]:
@@ -258,7 +256,7 @@ def arrange(runs: Sequence[Run]) -> list[Setting]:
     """The settings of these runs, in the order in which they first appear."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(_canonical(_setting(run)), []).append(run)
+        found.setdefault(canonical(_setting(run)), []).append(run)
     names = _setting_names([group[0] for group in found.values()])
     return [
         Setting(name, _setting(group[0]), _methods(group))
@@ -278,7 +276,7 @@ def _methods(runs: Sequence[Run]) -> list[Repeats]:
     found: dict[str, list[Run]] = {}
     for run in runs:
         chosen = {"fidelity": run.config.get("fidelity", "paper"), **run.section("algorithm")}
-        found.setdefault(_canonical(chosen), []).append(run)
+        found.setdefault(canonical(chosen), []).append(run)
     methods = [
         Repeats(_base_label(algorithm), _client(algorithm), algorithm, sorted(group, key=lambda run: run.seed))
         for key, group in found.items()
@@ -294,9 +292,8 @@ def _told_apart(methods: Sequence[Repeats]) -> list[Repeats]:
         same.setdefault(method.label, []).append(method)
     found = []
     for label, group in same.items():
-        flat = [dict(_flatten(method.algorithm)) for method in group]
-        keys = sorted(set().union(*flat))
-        differing = [key for key in keys if len({_canonical(one.get(key)) for one in flat}) > 1]
+        flat = [dict(flatten(method.algorithm)) for method in group]
+        differing = differing_keys(flat)
         for method, values in zip(group, flat, strict=True):
             shown = ", ".join(f"{key} {show(values.get(key))}" for key in differing)
             found.append(replace(method, label=f"{label} ({shown})") if shown else method)
@@ -304,7 +301,7 @@ def _told_apart(methods: Sequence[Repeats]) -> list[Repeats]:
 
 
 def _base_label(algorithm: Mapping[str, Any]) -> str:
-    name = algorithm["name"]
+    name: str = algorithm["name"]
     label = METHOD_NAMES.get(name, name)
     if isinstance(inner := algorithm.get("inner"), Mapping) and "name" in inner:
         label += f" on {_base_label(inner)}"
@@ -335,12 +332,11 @@ def _order(method: Repeats) -> tuple[int, int, str]:
 def _setting_names(runs: Sequence[Run]) -> list[str]:
     """The data set, its division and the network, and whatever else tells settings apart."""
     short = [_short_name(run) for run in runs]
-    flat = [dict(_flatten(_setting(run))) for run in runs]
+    flat = [dict(flatten(_setting(run))) for run in runs]
     names = []
     for name, values in zip(short, flat, strict=True):
         alike = [other for other, theirs in zip(flat, short, strict=True) if theirs == name]
-        keys = sorted(set().union(*alike))
-        differing = [key for key in keys if len({_canonical(one.get(key)) for one in alike}) > 1]
+        differing = differing_keys(alike)
         names.append(", ".join([name, *(f"{key} {show(values.get(key))}" for key in differing)]))
     return names
 
@@ -366,13 +362,19 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _canonical(value: Any) -> str:
+def differing_keys(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose value is not the same in all, in the order of the configuration."""
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    return [key for key in keys if len({canonical(one.get(key)) for one in flat}) > 1]
+
+
+def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
