@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +12,18 @@ import numpy as np
 
 from ..costs import size
 from .runs import Run
-from .study import CONFIDENCE, Estimate, Repeats, Seeds, Setting, canonical, differing_keys, flatten, paired, show
+from .study import (
+    CONFIDENCE,
+    Estimate,
+    Repeats,
+    Seeds,
+    Setting,
+    client_order,
+    differing_keys,
+    flatten,
+    paired,
+    show,
+)
 from .tables import CROSS, DASH, Cell, Column, Table
 
 CLIENTS = {"sgd": "Client SGD", "sam": "Client SAM", "": "Other clients"}
@@ -31,8 +42,8 @@ def results(setting: Setting) -> Table:
         Column(metric, ("mean", "sd", "seeds")),
         Column("λ₁", ("mean", "sd", "seeds")),
         Column("Communication", ("factor",)),
-        Column("Rounds to FedAvg's", ("rounds", "reached")),
-        Column("Bytes to FedAvg's", ("bytes", "relative")),
+        Column("Rounds", ("mean", "reached"), group="To FedAvg's accuracy"),
+        Column("Bytes", ("mean", "relative"), group="To FedAvg's accuracy"),
         Column("Seeds", ("count",)),
     ]
     best = setting.best(
@@ -85,8 +96,7 @@ def across(settings: Sequence[Setting]) -> Table | None:
         for s in settings
     ]
     firsts = [next(iter(here.values())) for here in methods.values()]
-    order = {"sgd": 0, "sam": 1}
-    firsts.sort(key=lambda m: order.get(m.client, 2))
+    firsts.sort(key=lambda method: client_order(method.client))
     text = ["Mean over each run's last rounds, never the best round.", SPREAD, BOLD, cross_note(settings)]
     notes = tuple(filter(None, text))
     return Table("results", "All settings", tuple(columns), grouped(firsts, row), notes)
@@ -145,28 +155,28 @@ def measures(setting: Setting) -> Table | None:
         "average_case": ("mean rise of the loss", lambda c: f"σ {c['sigma']:g}", "value"),
         "drift": ("drift of the clients", lambda c: "", "drift"),
     }
-    rows = []
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for method in setting.methods:
-        found: dict[tuple[str, str, str], list[float]] = {}
         for run in method.runs:
             for m in run.measurements:
                 if m.kind in kinds:
                     title, detail, key = kinds[m.kind]
                     how = ", ".join(filter(None, [detail(m.content), subject_words(m.subject)]))
-                    found.setdefault((title, how, m.kind), []).append(m.content[key])
-        for (title, how, _), values in found.items():
-            estimate = Estimate.of([value for value in values if math.isfinite(value)])
-            cell = estimate_cell(estimate) if estimate else Cell(DASH)
-            rows.append((Cell(method.label), Cell(title), Cell(how), cell))
-    if not rows:
+                    found.setdefault((title, how), {}).setdefault(method.label, []).append(m.content[key])
+    if not found:
         return None
-    columns = (
-        Column("Method", numeric=False),
-        Column("Measure", numeric=False),
-        Column("How", numeric=False),
-        Column("Value", ("mean", "sd", "seeds")),
-    )
-    return Table(slug("measures", setting.name), "Other measures", columns, (("", tuple(rows)),), (SPREAD,))
+
+    def row(method: Repeats) -> tuple[Cell, ...]:
+        values = [[v for v in column.get(method.label, []) if math.isfinite(v)] for column in found.values()]
+        estimates = map(Estimate.of, values)
+        return Cell(method.label), *(estimate_cell(e) if e else Cell(DASH) for e in estimates)
+
+    measured = [m for m in setting.methods if any(m.label in column for column in found.values())]
+    columns = [Column(title.capitalize(), ("mean", "sd", "seeds")) for title, _ in found]
+    heads = (Column("Method", numeric=False), *columns)
+    hows = "; ".join(f"{title}: {how}" for title, how in found)
+    text = (f"Measured so: {hows}.", SPREAD)
+    return Table(slug("measures", setting.name), "Other measures", heads, grouped(measured, row), text)
 
 
 def costs(setting: Setting) -> Table:
@@ -209,23 +219,28 @@ def costs(setting: Setting) -> Table:
 
 
 def differences(runs: Sequence[Run]) -> Table | None:
-    """A row a run, a column for every configuration value that is not the same in all."""
+    """A row a run; each section of the configuration as far as it is not the same in all."""
     flat = [dict(flatten(run.config)) for run in runs]
     keys = differing_keys(flat)
     if not keys:
         return None
-    common = [_most_common(one.get(key) for one in flat) for key in keys]
-    rows = []
-    for run, values in zip(runs, flat, strict=True):
-        cells = [
-            Cell(show(values.get(key)), marked=canonical(values.get(key)) != usual)
-            for key, usual in zip(keys, common, strict=True)
-        ]
-        rows.append((Cell(run.name), Cell(run.status), *cells))
-    heads = [Column("Run", numeric=False), Column("State", numeric=False)]
-    heads += [Column(key, numeric=False) for key in keys]
-    notes = ("Marked: not the most common value.",)
-    return Table("differences", "Where the runs differ", tuple(heads), (("", tuple(rows)),), notes)
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+
+    def cell(values: Mapping[str, Any], section: str) -> Cell:
+        inside = [key for key in keys if key.partition(".")[0] == section and values.get(key) is not None]
+        words = [_named(key.partition(".")[2], values[key]) for key in inside]
+        return Cell(", ".join(words) or DASH)
+
+    rows = [
+        (Cell(run.name), Cell(run.status), *(cell(values, section) for section in sections))
+        for run, values in zip(runs, flat, strict=True)
+    ]
+    heads = [Column(name, numeric=False) for name in ("Run", "State", *sections)]
+    return Table("differences", "Where the runs differ", tuple(heads), (("", tuple(rows)),))
+
+
+def _named(key: str, value: Any) -> str:
+    return f"{key} {show(value)}" if key not in ("", "name") else show(value)
 
 
 def shared(runs: Sequence[Run]) -> Table:
@@ -317,16 +332,23 @@ def curvature_values(setting: Setting, method: Repeats) -> Seeds:
     return {seed: value for seed, (value, _) in setting.curvature(method).items()}
 
 
-def curvature_cell(setting: Setting, method: Repeats, *, bold: bool) -> Cell:
-    """lambda_1 over seeds; with one seed the error of the measurement itself."""
-    found = setting.curvature(method)
-    estimate = Estimate.of(value for value, _ in found.values())
+def curvature_estimate(setting: Setting, method: Repeats) -> tuple[float, float] | None:
+    """lambda_1 and its error: over seeds or, with one seed, of the measurement itself."""
+    found = list(setting.curvature(method).values())
+    estimate = Estimate.of(value for value, _ in found)
     if estimate is None:
+        return None
+    return estimate.mean, found[0][1] if estimate.sd is None else estimate.sd
+
+
+def curvature_cell(setting: Setting, method: Repeats, *, bold: bool) -> Cell:
+    found = curvature_estimate(setting, method)
+    if found is None:
         return Cell(CROSS if method.diverged else DASH)
-    if estimate.count > 1:
-        return estimate_cell(estimate, bold=bold)
-    value, error = next(iter(found.values()))
-    return Cell(with_error(value, error), {"mean": value, "sd": error, "seeds": 1})
+    value, error = found
+    return Cell(
+        with_error(value, error), {"mean": value, "sd": error, "seeds": len(setting.curvature(method))}, bold
+    )
 
 
 def target_cells(setting: Setting, method: Repeats) -> tuple[Cell, Cell]:
@@ -342,8 +364,8 @@ def target_cells(setting: Setting, method: Repeats) -> tuple[Cell, Cell]:
     whole = fmean(run.travelled(run.length) for run in setting.reference.runs)
     relative = found.bytes / whole if whole else math.nan
     return (
-        Cell(f"{found.rounds:,.0f}", {"rounds": found.rounds, "reached": found.reached}),
-        Cell(f"{size(found.bytes)} · {relative:.2f}×", {"bytes": found.bytes, "relative": relative}),
+        Cell(f"{found.rounds:,.0f}", {"mean": found.rounds, "reached": found.reached}),
+        Cell(f"{size(found.bytes)} · {relative:.2f}×", {"mean": found.bytes, "relative": relative}),
     )
 
 
@@ -444,10 +466,3 @@ def slug(*parts: str) -> str:
     text = "-".join(parts).replace("α", "alpha").lower()
     words = "".join(c if c.isascii() and (c.isalnum() or c == ".") else " " for c in text).split()
     return "-".join(words)[:100]
-
-
-def _most_common(values: Iterable[Any]) -> str:
-    counted: dict[str, int] = {}
-    for value in values:
-        counted[canonical(value)] = counted.get(canonical(value), 0) + 1
-    return max(counted, key=lambda key: counted[key])

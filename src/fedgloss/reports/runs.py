@@ -54,6 +54,8 @@ class Run:
     evaluations: Mapping[str, Column]
     seconds: Column
     traffic: Ledger
+    model_bytes: int = 0
+    """What one copy of the model takes on the wire."""
     federation: Mapping[str, Any] | None = None
     measurements: Sequence[Measurement] = ()
     written: float = 0.0
@@ -160,7 +162,8 @@ def read_run(path: Path, name: str) -> tuple[Run, list[Skipped]]:
         raise InvalidInput(f"{folder.config}: is not a run's configuration ({error})") from None
     lines = _lines(folder.rounds)
     try:
-        rounds, travelled, carried = _round_columns([line for line in lines if line["type"] == "round"])
+        records = [line for line in lines if line["type"] == "round"]
+        rounds, travelled, carried = _round_columns(records)
         evaluated, evaluations = _evaluation_columns([line for line in lines if line["type"] == "evaluation"])
     except MALFORMED as error:
         raise InvalidInput(f"{folder.rounds}: is not the record of a run ({error!r})") from None
@@ -183,6 +186,7 @@ def read_run(path: Path, name: str) -> tuple[Run, list[Skipped]]:
         evaluations=evaluations,
         seconds=seconds,
         traffic=carried,
+        model_bytes=_model_bytes(records),
         federation=_federation(folder),
         measurements=measurements,
         written=folder.rounds.stat().st_mtime if folder.rounds.exists() else 0.0,
@@ -240,6 +244,12 @@ def _round_columns(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Column
             columns.put(index, f"delta_eps.{name}", value)
         travelled[index] = line["down"]["bytes"] + line["up"]["bytes"]
     return columns.found, np.cumsum(travelled), ledger(lines)
+
+
+def _model_bytes(lines: Sequence[Mapping[str, Any]]) -> int:
+    down = lines[0]["down"] if lines else {}
+    sent, copies = (down.get(key, {}).get("params", 0) for key in ("vector_bytes", "vectors"))
+    return int(sent) // int(copies) if copies else 0
 
 
 def _evaluation_columns(

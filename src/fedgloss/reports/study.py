@@ -264,6 +264,12 @@ def arrange(runs: Sequence[Run]) -> list[Setting]:
     ]
 
 
+def labels(settings: Sequence[Setting]) -> dict[str, str]:
+    """All methods of all settings in one order, with their clients: a method looks the same everywhere."""
+    found = {method.label: method.client for setting in settings for method in setting.methods}
+    return dict(sorted(found.items(), key=lambda item: client_order(item[1])))
+
+
 def _setting(run: Run) -> dict[str, Any]:
     kept = {}
     for section in ("data", "model", "local", "training"):
@@ -323,10 +329,15 @@ def _client(algorithm: Mapping[str, Any]) -> str:
 
 
 def _order(method: Repeats) -> tuple[int, int, str]:
-    clients, names = ("sgd", "sam"), list(METHOD_NAMES)
-    client = clients.index(method.client) if method.client in clients else len(clients)
+    names = list(METHOD_NAMES)
     known = names.index(method.method) if method.method in names else len(names)
-    return client, known, method.label
+    return client_order(method.client), known, method.label
+
+
+def client_order(client: str) -> int:
+    """SGD before SAM before what is unknown, as the paper has it."""
+    clients = ("sgd", "sam")
+    return clients.index(client) if client in clients else len(clients)
 
 
 def _setting_names(runs: Sequence[Run]) -> list[str]:
