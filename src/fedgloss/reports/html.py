@@ -90,6 +90,7 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a figure beyond all bounds shows as a gap
 def page_data(runs: Sequence[Run], skipped: Sequence[Skipped], *, live: float | None = None) -> dict[str, Any]:
     """Everything the page shows. ``live``: after how many seconds to ask for news."""
     settings = arrange(runs)
@@ -122,8 +123,7 @@ def numbers(values: npt.ArrayLike) -> dict[str, Any]:
     if array.dtype.kind in "iu":
         kind = "u2" if array.size == 0 or int(array.max()) < 2**16 else "u4"
         return {kind: base64.b64encode(array.astype(f"<{kind}").tobytes()).decode()}
-    with np.errstate(over="ignore"):
-        single = array.astype("<f4")
+    single = array.astype("<f4")
     single[~np.isfinite(single)] = np.nan
     return {"f4": base64.b64encode(single.tobytes()).decode()}
 
@@ -174,45 +174,36 @@ def _setting(setting: Setting, order: Sequence[str], points: int) -> dict[str, A
 def _facts(setting: Setting) -> list[list[str]]:
     """What was trained, on what, and how: (term, words)."""
     runs = list(setting.runs)
-    data, local, training = (setting.config[name] for name in ("data", "local", "training"))
+    data, model, local, training = (setting.config[name] for name in ("data", "model", "local", "training"))
     picture: Mapping[str, Any] = next((run.federation for run in runs if run.federation), {})
-    division = picture.get("division") or {}
-    on = [str(picture.get("name") or data.get("name"))]
+
+    on = [show(picture.get("name", data.get("name")))]
     if picture:
         on.append(f"{picture['train']:,} training and {picture['test']:,} test samples")
         on += [f"{len(picture['classes']):,} classes"] if picture["classes"] else []
-    clients = [
-        f"{picture.get('clients', data.get('clients', 'several')):,}" if picture else show(data.get("clients"))
-    ]
-    clients[0] += " clients"
-    clients.append(f"split {show(data.get('split'))}" + (f", α = {show(data['alpha'])}" if "alpha" in data else ""))
-    if division:
+
+    split = [f"{show(picture.get('clients', data.get('clients')))} clients", f"split {show(data.get('split'))}"]
+    split += [f"α = {show(data['alpha'])}"] if "alpha" in data else []
+    if division := picture.get("division"):
         kinds, sizes = division["classes_per_client"], division["sizes"]
-        clients.append(
-            f"{sizes['least']:,.0f} to {sizes['most']:,.0f} samples and {kinds['mean']:.1f} classes each"
-        )
+        split.append(f"{sizes['least']:,.0f} to {sizes['most']:,.0f} samples and {kinds['mean']:.1f} classes each")
+
     copy = next((run.model_bytes for run in runs if run.model_bytes), 0)
-    network = [str(setting.config["model"].get("name", "model"))] + ([f"{size(copy)} a copy"] if copy else [])
-    step = [
-        f"lr {show(local.get('lr'))}",
-        f"{show(local.get('epochs', 1))} epoch{'s' if local.get('epochs', 1) != 1 else ''}",
-        f"batches of {show(local.get('batch_size'))}",
-        f"weight decay {show(local.get('weight_decay', 0))}",
-    ]
-    step += [f"momentum {show(local['momentum'])}"] if local.get("momentum") else []
+    network = [show(model.get("name"))] + ([f"{size(copy)} a copy"] if copy else [])
+    words = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "weight_decay": "weight decay"}
+    words |= {key: key for key in ("momentum", "clip")}
+    step = [f"{word} {show(local[key])}" for key, word in words.items() if local.get(key)]
     who = f"{show(training.get('cohort'))} clients each"
     if "participation" in training:
-        who = f"each client with probability {show(training['participation'])}"
-    seeds = sorted({run.seed for run in runs})
+        who = f"each client taking part with probability {show(training['participation'])}"
     return [
-        ["Data", "; ".join(on)],
-        ["Clients", "; ".join(clients)],
-        ["Network", "; ".join(network)],
+        ["Data", ", ".join(on)],
+        ["Clients", ", ".join(split)],
+        ["Network", ", ".join(network)],
         ["Local training", ", ".join(step)],
-        ["Rounds", f"{show(training.get('rounds'))} of {who}" if "participation" not in training else
-         f"{show(training.get('rounds'))}, {who}"],
-        ["Seeds", ", ".join(map(str, seeds))],
-    ]  # fmt: skip
+        ["Rounds", f"{show(training.get('rounds'))}, {who}"],
+        ["Seeds", ", ".join(map(str, sorted({run.seed for run in runs})))],
+    ]
 
 
 def _points_of_a_curve(settings: Sequence[Setting]) -> int:

@@ -20,6 +20,9 @@ Kind: TypeAlias = Literal[
     "eigenvalues", "surface", "interpolation", "density", "local", "trace", "worst_case", "average_case", "drift"
 ]
 
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What reading a file raises that is JSON but no record of ours."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -46,7 +49,7 @@ def read_measurements(folder: Path) -> tuple[list[Measurement], list[tuple[str, 
             found += _walk(content, path.stem)
         except OSError as error:
             problems.append((path.name, f"cannot be read ({error.strerror})"))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except MALFORMED as error:
             problems.append((path.name, f"is not the result of an analysis ({error})"))
     return found, problems
 
@@ -121,8 +124,8 @@ def _density(content: Mapping[str, Any]) -> dict[str, Any]:
         (_numbers(points, len(points)), _numbers(masses, len(points)))
         for points, masses in zip(content["points"], content["masses"], strict=True)
     ]
-    if not probes:
-        raise ValueError("no probe in it")
+    if not probes or not all(np.isfinite(points).all() and (masses >= 0).all() for points, masses in probes):
+        raise ValueError("no density in it")
     return {"probes": probes, "subject": _subject(content)}
 
 

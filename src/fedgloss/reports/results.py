@@ -389,7 +389,7 @@ def with_error(value: float, error: float | None) -> str:
     >>> with_error(12.3456, 0.0321), with_error(12.3456, None), with_error(1234.5, 200.0)
     ('12.346 ± 0.032', '12.3', '1234 ± 200')
     """
-    if error is None or not math.isfinite(error) or error == 0:
+    if error is None or not math.isfinite(error) or error <= 0:
         return f"{value:.3g}".replace("-", "−")
     digits = min(6, max(0, 1 - math.floor(math.log10(error))))
     return f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−")

@@ -16,13 +16,10 @@ import numpy.typing as npt
 from ..costs import Ledger, ledger
 from ..errors import InvalidInput
 from ..records import RunFolder, read_json, read_lines
-from .measurements import Measurement, read_measurements
+from .measurements import MALFORMED, Measurement, read_measurements
 
 Status: TypeAlias = Literal["finished", "diverged", "interrupted", "unfinished"]
 Column: TypeAlias = npt.NDArray[np.float64]
-
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What reading a file raises that is JSON but no record of ours."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +169,8 @@ def read_run(path: Path, name: str) -> tuple[Run, list[Skipped]]:
     except MALFORMED as error:
         raise InvalidInput(f"{folder.timings}: is not the timing of a run ({error!r})") from None
     summary = _optional(folder.summary)
+    if not isinstance(summary.get("reported", {}), dict):
+        raise InvalidInput(f"{folder.summary}: is not the summary of a run")
     measurements, problems = read_measurements(folder.analysis)
     run = Run(
         name=name,
@@ -201,9 +200,9 @@ def _check_config(config: Mapping[str, Any]) -> None:
         raise TypeError(f"{wrong} is not a section")
     if not isinstance(config.get("algorithm", {}).get("name"), str):
         raise TypeError("algorithm.name is missing")
-    for key in ("seed", "rounds", "eval_every"):
+    for key, least in (("seed", 0), ("rounds", 1), ("eval_every", 1)):
         value = config.get("training", {}).get(key, 1)
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or value < least:
             raise TypeError(f"training.{key} is no count")
 
 
@@ -282,15 +281,21 @@ def _federation(folder: RunFolder) -> dict[str, Any] | None:
     """The portrait of the data; None where the run has none (an older one) or it does not hold together."""
     found = _optional(folder.federation)
     try:
-        shown, classes = len(found["shown"]), len(found["classes"])
-        sizes = [int(size) for size in found["sizes"]]
-        counts = [[int(number) for number in client] for client in found["counts"]]
-        inside = all(0 <= label < classes for client in counts for label in client[::2])
-        fits = len(sizes) == shown and len(counts) in (0, shown) and all(len(c) % 2 == 0 for c in counts)
-        names = [str(name) for name in found["classes"]]
+        clean: dict[str, Any] = {key: int(found[key]) for key in ("train", "test", "clients")}
+        clean |= {key: [int(number) for number in found[key]] for key in ("shown", "sizes")}
+        clean |= {"name": str(found["name"]), "classes": [str(name) for name in found["classes"]]}
+        clean["counts"] = [[int(number) for number in client] for client in found["counts"]]
+        division = found["division"] and {
+            key: {end: float(found["division"][key][end]) for end in ("mean", "least", "most")}
+            for key in ("sizes", "classes_per_client")
+        }
     except MALFORMED:
         return None
-    return {**found, "classes": names, "sizes": sizes, "counts": counts} if fits and inside else None
+    shown, counts, classes = len(clean["shown"]), clean["counts"], len(clean["classes"])
+    inside = all(0 <= label < classes for client in counts for label in client[::2])
+    positive = all(number >= 0 for client in counts for number in client[1::2])
+    fits = len(clean["sizes"]) == shown and len(counts) in (0, shown) and all(len(c) % 2 == 0 for c in counts)
+    return {**clean, "division": division or None} if fits and inside and positive else None
 
 
 def _without(folder: Path, message: str) -> str:

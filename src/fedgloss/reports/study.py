@@ -359,6 +359,8 @@ def _short_name(run: Run) -> str:
         parts.append(f"α = {show(data['alpha'])}")
     if data.get("split", "hsu") != "hsu":
         parts.append(str(data["split"]))
+    if "classes_per_client" in data:
+        parts.append(f"{show(data['classes_per_client'])} classes a client")
     return ", ".join([*parts, str(model.get("name", "model"))])
 
 
