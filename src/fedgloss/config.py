@@ -94,6 +94,7 @@ class RunSection(Section):
     client_memory: Annotated[str, Field(pattern=r"^\d+(\.\d+)?\s*[KMGT]?i?B?$")] | None = None
     checkpoint_seconds: NotNegative = 60.0
     keep_every: Count | None = None
+    note: str | None = None
 
 
 class Config(Section):

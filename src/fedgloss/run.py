@@ -18,6 +18,7 @@ from .algorithm import Algorithm
 from .algorithms import TailAverage
 from .checkpoint import Checkpoints, summary_of_differences
 from .costs import ledger
+from .data.statistics import portrait
 from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
 from .files import disk_errors, write_atomically
@@ -245,10 +246,11 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     left = notes.get("left out")
     notices = [f"trains without {left['missing']} missing and {left['corrupt']} corrupt pictures"] if left else []
     if not folder.exists:
-        if any(p.name != ".lock" for p in folder.path.iterdir()):
+        if not folder.vacant:
             raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
         with disk_errors(folder.path):
             write_json(folder.environment, {"format": FORMAT, **environment, "data": notes})
+            write_atomically(folder.federation, json.dumps(portrait(job.problem.federation)).encode())
             write_atomically(folder.config, job.config.encode())
         return notices
     folder.require()

@@ -48,10 +48,10 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "costs": set(),
     "config": {"algorithms", "data", "errors"},
     "run": {
-        "algorithm", "algorithms", "checkpoint", "compute", "costs", "environment", "errors", "files", "messages",
-        "records", "tasks", "training", "transports", "vectors",
+        "algorithm", "algorithms", "checkpoint", "compute", "costs", "data", "environment", "errors", "files",
+        "messages", "records", "tasks", "training", "transports", "vectors",
     },
-    "reports": {"errors"},
+    "reports": {"costs", "errors", "files", "records"},
     "plan": {
         "algorithm", "compute", "data", "diagnostics", "local", "messages", "run", "tasks", "transports", "vectors",
     },

@@ -12,6 +12,7 @@ from . import data
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
 from .planning import plan
+from .reporting import report, watch
 from .running import export, resume, run
 from .sweeping import sweep
 
@@ -48,6 +49,8 @@ app.command()(resume)
 app.command()(compare)
 app.command()(sweep)
 app.command()(runs)
+app.command()(report)
+app.command()(watch)
 app.command()(export)
 app.command()(doctor)
 
