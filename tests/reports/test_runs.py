@@ -64,8 +64,9 @@ def test_every_analysis_result_is_recognised(study: Path) -> None:
 def test_results_of_the_analysis_package_are_recognised(tmp_path: Path) -> None:
     analysis = pytest.importorskip("fedgloss.analysis", reason="the analysis commands are not part of this build")
     import torch
-    from fedgloss.analysis.results import save
     from torch import nn
+
+    from fedgloss.analysis.results import save
 
     torch.manual_seed(0)
     model, inputs = nn.Linear(3, 2), torch.randn(40, 3)

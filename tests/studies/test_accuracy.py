@@ -16,7 +16,7 @@ RUNS = {
     "fashion-mnist, FedGloSS": ("run fashion-mnist-cnn --method fedgloss --client sam --rounds 100", 0.60),
     "cifar10, FedAvg": ("run cifar10-cnn --method fedavg --alpha 100 --rounds 200", 0.45),
 }
-"""What is run, and the accuracy it must pass: a little below what was measured, as other machines round otherwise."""
+"""What is run, and the accuracy it must pass: a little below the measured one, as machines round differently."""
 
 
 @pytest.mark.parametrize("name", RUNS)
