@@ -12,6 +12,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,9 +26,9 @@ from fedgloss.compute import available_cores
 
 RUNNERS = Path(__file__).parent / "runners"
 RESULTS = Path(__file__).parent / "results"
-TURNS = 9
+TURNS = 7
 QUIET = 0.10  # the share of the machine that others may take during a measurement
-PATIENCE = 4  # disturbed turns are repeated, up to so many times the turns asked for
+SPARE = 2  # turns done beyond those asked for, so that the most disturbed can be left out
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,12 @@ class Turns:
     """What each variant measured, turn by turn."""
 
     found: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    disturbed: int = 0
     memory: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def others(self) -> float:
+        """The share of the machine that other programs took, in the middle."""
+        return statistics.median(turn["others"] for turns in self.found.values() for turn in turns)
 
     def values(self, name: str, key: str = "seconds") -> list[float]:
         return [turn[key] for turn in self.found[name]]
@@ -164,26 +169,36 @@ class Spread:
 
 
 def take_turns(started: Mapping[str, Running], turns: int = TURNS) -> Turns:
-    """Every variant once a turn. Turns in which others used the machine are done again, within reason."""
-    taken = Turns({name: [] for name in started})
-    spare: list[tuple[float, dict[str, dict[str, Any]]]] = []
-    for _ in range(PATIENCE * turns):
+    """Every variant once a turn. A few more turns replace those that others on the machine disturbed most."""
+    taken: list[tuple[float, dict[str, dict[str, Any]]]] = []
+    while len(taken) < turns + SPARE:
         turn = {name: runner.once() for name, runner in started.items()}
-        worst = max(found["others"] for found in turn.values())
-        if worst > QUIET:
-            taken.disturbed += 1
-            spare.append((worst, turn))
-            continue
-        for name, found in turn.items():
-            taken.found[name].append(found)
-        if len(taken.found[name]) == turns:
+        taken.append((max(found["others"] for found in turn.values()), turn))
+        if sum(worst <= QUIET for worst, _ in taken) >= turns:
             break
-    missing = turns - min(len(found) for found in taken.found.values())
-    for _, turn in sorted(spare, key=lambda pair: pair[0])[:missing]:  # the least disturbed must do
-        for name, found in turn.items():
-            taken.found[name].append(found)
-    taken.memory = {name: runner.memory() for name, runner in started.items()}
-    return taken
+    kept = sorted(taken, key=lambda pair: pair[0])[:turns]
+    found = {name: [turn[name] for _, turn in kept] for name in started}
+    return Turns(found, {name: runner.memory() for name, runner in started.items()})
+
+
+class PeakMemory:
+    """Watches a variant's memory until it is asked for the highest value."""
+
+    def __init__(self, runner: Running) -> None:
+        self._runner = runner
+        self._over = threading.Event()
+        self._peak = 0.0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.2):
+            self._peak = max(self._peak, self._runner.memory())
+
+    def stop(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return self._peak
 
 
 def _busy() -> float:
@@ -230,7 +245,9 @@ def write(name: str, lines: Sequence[Line], turns: Turns | None, facts: Mapping[
     RESULTS.mkdir(exist_ok=True)
     content = {
         "benchmark": name,
+        "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
+        "others": None if turns is None else round(turns.others, 2),
         "lines": [asdict(line) for line in lines],
         **facts,
         **({} if turns is None else {"turns": asdict(turns)}),
