@@ -48,7 +48,7 @@ def test_lanczos_finds_both_ends_of_the_dense_spectrum(known: Known) -> None:
         assert norm(vector) == pytest.approx(1, abs=1e-12)
         true = norm(known.hessian @ vector - one.value * vector)
         assert true == pytest.approx(one.residual, rel=1e-3, abs=1e-12)
-        assert true <= 1e-7 * abs(one.value)
+        assert true <= 1e-7 * (abs(one.value) if one in found.top else found.largest.value)
     assert found.products < 200
     assert (found.subject.samples, found.subject.parameters) == (30, len(known.hessian))
 
