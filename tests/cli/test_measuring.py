@@ -452,7 +452,7 @@ def test_bad_input_is_one_clear_line(runs: Path, no_test_set: Path, capsys: pyte
 def test_a_replay_that_leads_elsewhere_is_refused(runs: Path) -> None:
     folder = RunFolder(runs / "fedavg")
     config = folder.config.read_text()
-    folder.config.write_text(config.replace("\nlr = 0.1", "\nlr = 0.9"))
+    folder.config.write_text(config.replace("\nlr = 0.05", "\nlr = 0.9"))
     assert folder.config.read_text() != config
     with pytest.raises(InvalidInput, match="leads elsewhere"):
         _ = MeasuredRun(runs / "fedavg").last_round
