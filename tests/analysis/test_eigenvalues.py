@@ -48,7 +48,7 @@ def test_lanczos_finds_both_ends_of_the_dense_spectrum(known: Known) -> None:
         assert norm(vector) == pytest.approx(1, abs=1e-12)
         true = norm(known.hessian @ vector - one.value * vector)
         assert true == pytest.approx(one.residual, rel=1e-3, abs=1e-12)
-        assert true <= 1e-7 * abs(one.value)
+        assert true <= 1e-7 * (abs(one.value) if one in found.top else found.largest.value)
     assert found.products < 200
     assert (found.subject.samples, found.subject.parameters) == (30, len(known.hessian))
 
@@ -65,8 +65,9 @@ def test_a_basis_short_of_memory_gives_the_same(known: Known, monkeypatch: pytes
 def test_an_outside_library_agrees(known: Known) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        curvlinops = pytest.importorskip("curvlinops")
-        linalg = pytest.importorskip("scipy.sparse.linalg")
+        import curvlinops
+        from scipy.sparse import linalg
+
         parameters = list(known.module.parameters())
         operator = curvlinops.HessianLinearOperator(
             known.module,

@@ -63,6 +63,10 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
     "sweep": {"config", "errors"},
     "analysis": {"compute", "data", "errors", "files", "randomness", "tasks", "vectors"},
+    "flatness": {
+        "algorithm", "analysis", "checkpoint", "compute", "config", "data", "errors", "export", "files", "job",
+        "messages", "records", "tasks", "transports", "vectors",
+    },
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli"}

@@ -4,12 +4,28 @@ The first three functions take plain networks and tensors; the others a ``MeanLo
 """
 
 from .drift import Drift, LocalAgainstGlobal, drift, local_against_global
-from .hessian import Eigenvalue, Eigenvalues, Hessian, eigenvalues, lanczos, power_iteration, top_eigenvalues
+from .hessian import (
+    Eigenvalue,
+    Eigenvalues,
+    Hessian,
+    eigenvalues,
+    lanczos,
+    over_subsets,
+    power_iteration,
+    top_eigenvalues,
+)
 from .interpolation import Interpolation, interpolate, interpolation
 from .landscape import Surface, filter_normalised, loss_surface, surface
 from .mean_loss import MeanLoss, Subject
 from .results import Interrupted, from_json, load, save, to_json
-from .sharpness import AverageCase, WorstCase, alignment, average_sharpness, worst_case_sharpness
+from .sharpness import (
+    AverageCase,
+    WorstCase,
+    alignment,
+    average_sharpness,
+    repeated_ascent,
+    worst_case_sharpness,
+)
 from .spectrum import SpectralDensity, Trace, spectral_density, trace
 
 __all__ = [
@@ -39,7 +55,9 @@ __all__ = [
     "load",
     "local_against_global",
     "loss_surface",
+    "over_subsets",
     "power_iteration",
+    "repeated_ascent",
     "save",
     "spectral_density",
     "surface",

@@ -241,6 +241,26 @@ def density_figure(densities: Mapping[str, SpectralDensity], *, width: float | N
     return figure
 
 
+@_styled
+def delta_eps_figure(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """How far apart successive ascents point, over the rounds of each named run; all readings that it keeps."""
+    curves = {
+        f"{run}, {reading}" if len(rounds) > 1 else reading: [one.get(reading, np.nan) for one in lines]
+        for run, lines in rounds.items()
+        for reading in sorted({name for line in lines for name in line})
+    }
+    require(len(curves) > 0, "rounds", "hold no delta_eps; only methods with a server-side ascent do")
+    figure = _figure(COLUMN, 2.3)
+    axes = figure.subplots()
+    for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
+        axes.plot(range(1, len(curve) + 1), curve, color=colour, linestyle=dash, label=name, linewidth=0.8)
+    axes.axhline(np.sqrt(2), color="0.6", linewidth=0.6, zorder=0)
+    axes.annotate("orthogonal", (1, np.sqrt(2)), va="bottom", fontsize=6, color="0.4")
+    axes.set(xlabel="round", ylabel="$\\delta_\\epsilon$ / $\\rho$", ylim=(0, 2))
+    axes.legend()
+    return figure
+
+
 def _bars(groups: Sequence[str], series: Mapping[str, Sequence[Eigenvalue | None]], ylabel: str) -> Figure:
     """Grouped bars with their values above; the error bars, where there are any, are one standard deviation."""
     figure = _figure(COLUMN, 2.3)

@@ -170,9 +170,9 @@ def eigenvalues(
                     progress=progress,
                 )
         except Interrupted as stopped:
-            raise (Interrupted(_together(found)) if found else stopped) from None
+            raise (Interrupted(over_subsets(found)) if found else stopped) from None
         found.append(one)
-    return _together(found)
+    return over_subsets(found)
 
 
 def lanczos(
@@ -187,8 +187,9 @@ def lanczos(
 ) -> Eigenvalues:
     """The ``top`` largest and ``bottom`` smallest eigenvalues by Lanczos iteration, fully reorthogonalised.
 
-    It ends when each residual is below ``tolerance`` times its eigenvalue (or below what rounding leaves), or after
-    ``limit`` products. The basis is thick-restarted where memory is short.
+    It ends when each residual of the largest is below ``tolerance`` times its eigenvalue, and of the smallest below
+    ``tolerance`` times the largest (or below what rounding leaves), or after ``limit`` products. The basis is
+    thick-restarted where memory is short.
     """
     _check_counts(hessian, top, bottom, limit, tolerance)
     wanted = top + bottom
@@ -373,8 +374,10 @@ def gaussian(size: int, seed: int, purpose: str, index: int = 0) -> Vector:
 
 def _settled(krylov: Krylov, top: int, bottom: int, tolerance: float) -> bool:
     values, count = krylov.values, len(krylov.values)
+    scale = values.abs()
+    scale[:bottom] = scale.max()  # the smallest are known to the accuracy of the largest: theirs may be near zero
     ends = [*range(bottom), *range(count - top, count)]
-    allowed = torch.clamp(tolerance * values.abs(), min=krylov.noise)
+    allowed = torch.clamp(tolerance * scale, min=krylov.noise)
     return bool((krylov.residuals <= allowed)[ends].all())
 
 
@@ -385,7 +388,7 @@ def _check_counts(hessian: Hessian, top: int, bottom: int, limit: int, tolerance
     require(tolerance > 0, "tolerance", f"must be positive, got {tolerance}")
 
 
-def _together(found: Sequence[Eigenvalues]) -> Eigenvalues:
+def over_subsets(found: Sequence[Eigenvalues]) -> Eigenvalues:
     """The subsets' results as one, each eigenvalue with its spread."""
     if len(found) == 1:
         return found[0]

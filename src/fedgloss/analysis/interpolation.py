@@ -88,9 +88,13 @@ def interpolation(
     start: float = -1.0,
     stop: float = 2.0,
     weights: str = "models",
+    known: Interpolation | None = None,
     progress: Progress | None = None,
 ) -> Interpolation:
-    """The means at ``points`` evenly spaced places; the two models' own places, 0 and 1, are always among them."""
+    """The means at ``points`` evenly spaced places; the two models' own places, 0 and 1, are always among them.
+
+    Places that ``known``, an earlier result of the same models and data, holds already are not computed again.
+    """
     require(points >= 2, "points", f"must be at least 2, got {points}")
     require(math.isfinite(start) and math.isfinite(stop) and start < stop, "start", f"{start} must be below {stop}")
     loss.check(first, "first weights")
@@ -98,6 +102,7 @@ def interpolation(
     even = {round(start + (stop - start) * i / (points - 1), 12) for i in range(points)}
     coefficients = sorted(even | {end for end in (0.0, 1.0) if start <= end <= stop})
     found: list[dict[str, float]] = []
+    before = {} if known is None else _by_place(known)
 
     def result() -> Interpolation:
         curves = {name: tuple(means[name] for means in found) for name in found[0]}
@@ -106,9 +111,16 @@ def interpolation(
     try:
         for c in coefficients:
             mixed = (1 - c) * first.double() + c * second.double()
-            found.append(loss.evaluate(mixed.to(first.dtype)))
+            found.append(before.get(c) or loss.evaluate(mixed.to(first.dtype)))
             if progress is not None:
                 progress(len(found), len(coefficients))
     except KeyboardInterrupt:
         raise Interrupted(result() if found else None) from None
     return result()
+
+
+def _by_place(known: Interpolation) -> dict[float, dict[str, float]]:
+    return {
+        place: {name: curve[index] for name, curve in known.curves.items()}
+        for index, place in enumerate(known.coefficients)
+    }

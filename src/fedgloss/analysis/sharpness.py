@@ -118,6 +118,27 @@ def average_sharpness(
     return result()
 
 
+def repeated_ascent(
+    loss: MeanLoss, params: Vector | None = None, *, rho: float, steps: int = 5
+) -> tuple[Vector, ...]:
+    """The ascents of server-side SAM at fixed weights: each is rho along the gradient at the one before, the first
+    along the gradient at the weights themselves.
+
+    Near a stationary point the gradient at ``w + e`` is the Hessian times e, so the ascents are a power iteration
+    and turn to the top eigenvector; see ``alignment``.
+    """
+    require(rho > 0 and math.isfinite(rho), "rho", f"must be positive, got {rho}")
+    require(steps >= 1, "steps", f"must be at least 1, got {steps}")
+    params = loss.params if params is None else params
+    loss.check(params)
+    found: list[Vector] = []
+    moved = params
+    for _ in range(steps):
+        found.append(rho * unit(loss.gradient(moved)[1]))
+        moved = (params.double() + found[-1]).to(params.dtype)
+    return tuple(found)
+
+
 def alignment(vector: Vector, eigenvectors: Sequence[Vector]) -> tuple[float, ...]:
     """``|cos|`` between a vector (the pseudo-gradient, say) and each eigenvector; 0 for the zero vector.
 

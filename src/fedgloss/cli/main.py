@@ -11,6 +11,7 @@ from ..errors import InvalidInput
 from . import data
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
+from .measuring import flatness, interpolate, landscape
 from .planning import plan
 from .reporting import report, watch
 from .running import export, resume, run
@@ -48,6 +49,9 @@ app.command()(run)
 app.command()(resume)
 app.command()(compare)
 app.command()(sweep)
+app.command()(flatness)
+app.command()(landscape)
+app.command()(interpolate)
 app.command()(runs)
 app.command()(report)
 app.command()(watch)
