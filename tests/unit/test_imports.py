@@ -18,7 +18,6 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "files": {"errors"},
     "randomness": set(),
     "vectors": {"errors"},
-    "precision": {"compute", "errors", "vectors"},
     "messages": {"vectors"},
     "schedules": {"errors"},
     "codec": {"errors", "messages"},
@@ -35,6 +34,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},
     "tasks": {"compute", "data", "errors", "messages", "randomness", "vectors"},
+    "precision": {"compute", "errors", "models", "tasks", "vectors"},
     "transports": {
         "algorithm", "codec", "compute", "data", "divergence", "errors", "files", "messages", "precision",
         "tasks", "vectors",
