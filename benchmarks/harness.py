@@ -174,7 +174,8 @@ def take_turns(started: Mapping[str, Running], turns: int = TURNS) -> Turns:
     while len(taken) < turns + SPARE:
         turn = {name: runner.once() for name, runner in started.items()}
         taken.append((max(found["others"] for found in turn.values()), turn))
-        if sum(worst <= QUIET for worst, _ in taken) >= turns:
+        quiet = sum(worst <= QUIET for worst, _ in taken)
+        if len(taken) >= turns and (quiet >= turns or quiet < turns // 2):  # all good, or no good will come of more
             break
     kept = sorted(taken, key=lambda pair: pair[0])[:turns]
     found = {name: [turn[name] for _, turn in kept] for name in started}
