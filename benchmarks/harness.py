@@ -68,9 +68,10 @@ class Running:
         if not line:
             raise RuntimeError(f"{self.variant.name}: the runner ended")
         wall = time.perf_counter() - began
-        others = max(0.0, (_busy() - before) - (self.cpu_seconds() - own)) / (wall * (os.cpu_count() or 1))
+        spent = self.cpu_seconds() - own
+        others = max(0.0, (_busy() - before) - spent) / (wall * (os.cpu_count() or 1))
         found: dict[str, Any] = json.loads(line)
-        return {**found, "others": others}
+        return {**found, "others": others, "core_seconds": spent}
 
     def tree(self) -> list[int]:
         """The numbers of its process and all below it."""
