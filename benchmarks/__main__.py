@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
     "sharpness": engine.sharpness,
     "overhead": engine.overhead,
     "resnet18": engine.resnet18,
+    "profile": engine.profile,
     "startup": scale.startup,
     "memory": scale.memory,
     "cohorts": scale.cohorts,

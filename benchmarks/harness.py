@@ -68,9 +68,10 @@ class Running:
         if not line:
             raise RuntimeError(f"{self.variant.name}: the runner ended")
         wall = time.perf_counter() - began
-        others = max(0.0, (_busy() - before) - (self.cpu_seconds() - own)) / (wall * (os.cpu_count() or 1))
+        spent = self.cpu_seconds() - own
+        others = max(0.0, (_busy() - before) - spent) / (wall * (os.cpu_count() or 1))
         found: dict[str, Any] = json.loads(line)
-        return {**found, "others": others}
+        return {**found, "others": others, "core_seconds": spent}
 
     def tree(self) -> list[int]:
         """The numbers of its process and all below it."""
@@ -174,7 +175,8 @@ def take_turns(started: Mapping[str, Running], turns: int = TURNS) -> Turns:
     while len(taken) < turns + SPARE:
         turn = {name: runner.once() for name, runner in started.items()}
         taken.append((max(found["others"] for found in turn.values()), turn))
-        if sum(worst <= QUIET for worst, _ in taken) >= turns:
+        quiet = sum(worst <= QUIET for worst, _ in taken)
+        if len(taken) >= turns and (quiet >= turns or quiet < turns // 2):  # all good, or no good will come of more
             break
     kept = sorted(taken, key=lambda pair: pair[0])[:turns]
     found = {name: [turn[name] for _, turn in kept] for name in started}

@@ -44,10 +44,10 @@ def memory() -> list[Line]:
     cnn = _peak_of("cnn", rounds=3, method="fedgloss-sam", all_took_part=True)
     resnet = _peak_of(
         "resnet18",
-        rounds=3,
+        rounds=2,
         method="fedsmoo",
         model="resnet18-gn",
-        cohort=10,
+        cohort=4,
         per_client=64,
         client_memory="1GB",
         all_took_part=True,

@@ -40,7 +40,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1, choices=(1, 2))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--follow", action="store_true", help="the second process of two")
     options = parser.parse_args()
     second = None if options.follow else distributed(options.processes)
@@ -79,14 +78,9 @@ def main() -> None:
 
     def user(client: int) -> Any:
         own, labels = client_of(inputs, targets, client)
-        images = augmented(own)
-        if options.channels_last:
-            images = images.to(memory_format=torch.channels_last)
-        return PyTorchTensorDataset((images, torch.from_numpy(labels)), user_id=str(client))
+        return PyTorchTensorDataset((augmented(own), torch.from_numpy(labels)), user_id=str(client))
 
     network = Network()
-    if options.channels_last:
-        network.to(memory_format=torch.channels_last)
     model = PyTorchModel(
         network,
         lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, weight_decay=WEIGHT_DECAY),

@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pool_toys import DropoutNetwork, marked_problem
 from torch.nn import functional as F
 
-from fedgloss import FedAvg, InvalidInput, LocalTraining, precision, train
+from fedgloss import ExactCohort, FedAvg, InvalidInput, LocalTraining, precision, train
 from fedgloss.config import resolve
 from fedgloss.job import build_problem
 from fedgloss.messages import Broadcast
 from fedgloss.precision import ISA, LIMITS, PAYS, Bfloat16, _try, settle
+from fedgloss.records import RunFolder, read_json
+from fedgloss.run import Execution, Job, execute
 from fedgloss.tasks import Batch, Objective
+from fedgloss.training import Plan, Step
 from fedgloss.transports import MemoryStore, open_simulation
 
 LOCAL = LocalTraining(lr=0.1, batch_size=4)
@@ -112,6 +116,32 @@ def test_where_it_does_not_pay_training_is_that_of_float32(
     assert [r.getMessage() for r in caplog.records] == [
         "bfloat16 does not pay here (0.4 times float32's speed); training in float32"
     ]
+
+
+class Listener:
+    """A tracker that keeps what a run has to say at its start."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
+        self.notices += notices
+
+    def stepped(self, step: Step, seconds: float) -> None: ...
+
+    def ended(self, summary: Mapping[str, Any]) -> None: ...
+
+
+def test_a_run_says_so_and_records_what_it_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(precision, "CHILD", child("os.kill(os.getpid(), signal.SIGILL)"))
+    problem = replace(marked_problem(), precision="bfloat16")
+    listener = Listener()
+    job = Job(FedAvg(LOCAL), problem, Plan(rounds=1, sampling=ExactCohort(2)))
+    assert execute(job, RunFolder(tmp_path / "run"), Execution(workers=2), [listener])["status"] == "finished"
+    (notice,) = listener.notices
+    assert notice.startswith("bfloat16 does not run here (a trial died of SIGILL")
+    assert notice.endswith("training in float32")
+    assert read_json(tmp_path / "run" / "environment.json")["precision"] == "float32"
 
 
 def test_where_it_pays_clients_train_in_it_and_in_processes_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
