@@ -22,6 +22,7 @@ from fedgloss.analysis import (
 )
 from fedgloss.analysis.figures import (
     contours_figure,
+    delta_eps_figure,
     density_figure,
     eigenvalues_figure,
     interpolation_figure,
@@ -64,7 +65,7 @@ PICTURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "eigenvalues": (
         lambda: eigenvalues_figure({"FedAvg": measured(9, 4, 2, spread=0.5), "FedGloSS": measured(3, 1)}),
-        ["FedAvg", "FedGloSS", "eigenvalue ± s.d. over subsets", ">9<"],
+        ["FedAvg", "FedGloSS", "eigenvalue ± s.d.", ">9<"],
     ),
     "many eigenvalues": (
         lambda: eigenvalues_figure({f"a method of rank {i}": measured(-3, 2, 1) for i in range(6)}),
@@ -77,6 +78,10 @@ PICTURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "densities": (
         lambda: density_figure({"FedAvg": DENSITY, "FedGloSS": DENSITY}),
         ["FedAvg", "FedGloSS", "eigenvalue", "density"],
+    ),
+    "delta_eps": (
+        lambda: delta_eps_figure({"FedGloSS": [{}, {"consecutive": 1.2, "true": 0.4}, {"consecutive": 0.8}]}),
+        ["consecutive", "true", "orthogonal", "round"],
     ),
 }
 
@@ -115,3 +120,8 @@ def test_there_must_be_something_to_draw() -> None:
     for draw, message in cases:
         with pytest.raises(InvalidInput, match=message):
             draw()
+
+
+def test_delta_eps_of_methods_without_an_ascent_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="only methods with a server-side ascent"):
+        delta_eps_figure({"FedAvg": [{}, {}]})

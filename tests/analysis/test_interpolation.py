@@ -69,6 +69,24 @@ def test_an_interrupt_keeps_the_points_done(known: Known) -> None:
     assert partial.barrier != partial.barrier, "unknown until both ends are measured"
 
 
+def test_a_line_begun_goes_on(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = known.loss()
+    whole = interpolation(loss, loss.params, loss.params * 2, points=4)
+    begun = Interpolation(
+        whole.coefficients[:2], {name: curve[:2] for name, curve in whole.curves.items()}, whole.subject
+    )
+    asked: list[float] = []
+    evaluate = loss.evaluate
+
+    def counted(params: torch.Tensor) -> dict[str, float]:
+        asked.append(float(params[0] / loss.params[0]) - 1)
+        return evaluate(params)
+
+    monkeypatch.setattr(loss, "evaluate", counted)
+    assert interpolation(loss, loss.params, loss.params * 2, points=4, known=begun) == whole
+    assert asked == pytest.approx(whole.coefficients[2:])
+
+
 def test_models_that_cannot_be_mixed_are_refused() -> None:
     data = torch.eye(2), torch.tensor([0, 1])
     with pytest.raises(InvalidInput, match="second: its parameters differ from the first"):

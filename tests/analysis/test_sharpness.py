@@ -25,6 +25,7 @@ from fedgloss.analysis import (
     lanczos,
     load,
     local_against_global,
+    repeated_ascent,
     save,
     worst_case_sharpness,
 )
@@ -93,6 +94,22 @@ def test_drift_measures_how_far_clients_pull_apart(tmp_path: Path) -> None:
     save(tmp_path / "drift.json", weighed)
     assert load(tmp_path / "drift.json", Drift) == weighed
     assert drift([torch.zeros(2), torch.ones(2)]).cosines[0] == 0
+
+
+def test_repeated_ascents_near_a_minimum_are_a_power_iteration() -> None:
+    curvatures = [5.0, 3.0, 1.0]
+    loss = quadratic(curvatures, start=[1e-9, 1e-9, 1e-9])
+    ascents = repeated_ascent(loss, rho=0.1, steps=6)
+    top = torch.tensor([1.0, 0.0, 0.0])
+    for step, ascent in enumerate(ascents):
+        by_hand = unit(torch.tensor([c ** (step + 1) for c in curvatures], dtype=torch.float64))
+        assert torch.allclose(ascent, 0.1 * by_hand, atol=1e-7)
+    cosines = [alignment(ascent, [top])[0] for ascent in ascents]
+    assert cosines == sorted(cosines)
+    assert cosines[-1] > 0.99
+    for options, message in [({"rho": 0.0}, "rho: must be positive"), ({"rho": 1.0, "steps": 0}, "steps: must be")]:
+        with pytest.raises(InvalidInput, match=message):
+            repeated_ascent(loss, **options)  # type: ignore[arg-type]
 
 
 def test_local_models_on_their_own_data_and_on_the_union(known: Known, tmp_path: Path) -> None:

@@ -184,9 +184,9 @@ def interpolation_figure(
     for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
         label = f"{name} (barrier {curve.barrier:.2g})" if quantity == "loss" else name
         axes.plot(curve.coefficients, curve.curves[quantity], color=colour, linestyle=dash, label=label)
-    for place, name in ((0.0, first), (1.0, second)):
+    for place, name, side in ((0.0, first, "right"), (1.0, second, "left")):
         axes.axvline(place, color="0.6", linewidth=0.6, zorder=0)
-        axes.annotate(name, (place, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=7)
+        axes.annotate(name, (place, 1.0), xycoords=("data", "axes fraction"), ha=side, va="bottom", fontsize=7)
     axes.set(xlabel="position on the line", ylabel=quantity)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -254,8 +254,7 @@ def delta_eps_figure(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> Fig
     axes = figure.subplots()
     for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
         axes.plot(range(1, len(curve) + 1), curve, color=colour, linestyle=dash, label=name, linewidth=0.8)
-    axes.axhline(np.sqrt(2), color="0.6", linewidth=0.6, zorder=0)
-    axes.annotate("orthogonal", (1, np.sqrt(2)), va="bottom", fontsize=6, color="0.4")
+    axes.axhline(np.sqrt(2), color="0.6", linewidth=0.6, zorder=0, label="orthogonal")
     axes.set(xlabel="round", ylabel="$\\delta_\\epsilon$ / $\\rho$", ylim=(0, 2))
     axes.legend()
     return figure
@@ -294,7 +293,7 @@ def _bars(groups: Sequence[str], series: Mapping[str, Sequence[Eigenvalue | None
         for label in axes.get_xticklabels():
             label.set(ha="right", rotation_mode="anchor")
     spread = any(bar is not None and bar.spread for bars in series.values() for bar in bars)
-    axes.set_ylabel(ylabel + " ± s.d. over subsets" if spread else ylabel)
+    axes.set_ylabel(ylabel + " ± s.d." if spread else ylabel)
     axes.margins(y=0.12)
     if len(series) > 1:
         figure.legend(loc="outside upper left", ncols=min(5, len(series)))

@@ -325,7 +325,7 @@ class Showing:
                 if key not in self._tasks:
                     self._tasks[key] = self._progress.add_task(f"{label}: {what}", total=total, figures="")
                 self._progress.update(self._tasks[key], completed=done, total=total)
-            elif (share := 4 * done // total) > self._shares.get(key, -1):
+            elif (share := (4 if total >= 20 else 1) * done // total) > self._shares.get(key, -1):
                 self._shares[key] = share
                 self._console.print(f"{label}: {what} {done}/{total}", highlight=False, soft_wrap=True)
 
