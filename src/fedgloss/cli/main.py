@@ -14,6 +14,7 @@ from .inspecting import doctor, list_all, runs, show
 from .measuring import flatness, interpolate, landscape
 from .planning import plan
 from .reporting import report, watch
+from .reproducing import reproduce
 from .running import export, resume, run
 from .sweeping import sweep
 
@@ -55,6 +56,7 @@ app.command()(interpolate)
 app.command()(runs)
 app.command()(report)
 app.command()(watch)
+app.command()(reproduce)
 app.command()(export)
 app.command()(doctor)
 

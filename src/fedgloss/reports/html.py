@@ -91,8 +91,10 @@ def _hash(script: str) -> str:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a figure beyond all bounds shows as a gap
-def page_data(runs: Sequence[Run], skipped: Sequence[Skipped], *, live: float | None = None) -> dict[str, Any]:
-    """Everything the page shows. ``live``: after how many seconds to ask for news."""
+def page_data(
+    runs: Sequence[Run], skipped: Sequence[Skipped], *, live: float | None = None, first: Sequence[Table] = ()
+) -> dict[str, Any]:
+    """Everything the page shows. ``live``: seconds between looks for news; ``first``: tables to begin with."""
     settings = arrange(runs)
     methods = labels(settings)
     points = _points_of_a_curve(settings)
@@ -111,6 +113,7 @@ def page_data(runs: Sequence[Run], skipped: Sequence[Skipped], *, live: float | 
         "skipped": [[item.path, item.reason] for item in skipped],
         "methods": [_look(index, label, client) for index, (label, client) in enumerate(methods.items())],
         "settings": [_setting(setting, list(methods), points) for setting in settings],
+        "first": [table.to_json() for table in first],
         "tables": _tables(tables),
         "runs": [{**results.provenance(run), "written": run.written} for run in runs],
         "differing": differing_keys([dict(flatten(run.config)) for run in runs]),

@@ -66,10 +66,22 @@ def write_latex(runs: Sequence[Run], folder: Path) -> list[Path]:
     looks = {label: appearance(index) for index, label in enumerate(labels(settings))}
     for setting in settings:
         for name, figure in figures(setting, looks):
-            content = BytesIO()
-            figure.savefig(content, format="pdf", metadata={"CreationDate": None})
-            written.append(_write(folder / f"{slug(name, setting.name)}.pdf", content.getvalue()))
+            written.append(_write(folder / f"{slug(name, setting.name)}.pdf", _pdf(figure)))
     return written
+
+
+def write_division(picture: Mapping[str, Any], path: Path) -> None:
+    """Which client has what, as a PDF."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        _write(path, _pdf(_division(picture)))
+
+
+def _pdf(figure: Figure) -> bytes:
+    content = BytesIO()
+    figure.savefig(content, format="pdf", metadata={"CreationDate": None})
+    return content.getvalue()
 
 
 def _write(path: Path, content: bytes) -> Path:

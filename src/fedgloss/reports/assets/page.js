@@ -569,7 +569,7 @@
   function surfaceTraces(name) {
     return onSurfaces().filter((surface) => surface.grids[name]).map((surface) => {
       const z = gridOf(surface, name), tone = colour(data.methods[surface.method]);
-      const common = { name: plain(surface.title), showlegend: true, hovertemplate: `(%{x:.2f}, %{y:.2f})<br>${name} %{z:.4~g}` };
+      const common = { name: plain(surface.title), showlegend: true, hovertemplate: `(%{x:.2f}, %{y:.2f})<br>${plain(name)} %{z:.4~g}` };
       if (surface.mode === "net") return netTrace(surface, z, common);
       return {
         type: "surface", x: surface.x, y: surface.y, z, showscale: false, opacity: 0.93, ...common,
@@ -635,7 +635,7 @@
           return {
             type: "contour", x: surface.x, y: surface.y, z: heights[i], xaxis: `x${n}`, yaxis: `y${n}`, showlegend: false, name: plain(surface.title), ncontours: 18, zmin: low, zmax: high, colorscale: "Viridis",
             line: { width: 0.6, color: faded(dark() ? "#ffffff" : "#000000", 0.35) }, showscale: i === surfaces.length - 1, colorbar: { title: { text: log ? `log₁₀ ${plain(name)}` : plain(name), side: "right" }, thickness: 12, outlinewidth: 0 },
-            customdata: gridOf(surface, name), hovertemplate: `(%{x:.2f}, %{y:.2f})<br>${name} %{customdata:.4~g}`,
+            customdata: gridOf(surface, name), hovertemplate: `(%{x:.2f}, %{y:.2f})<br>${plain(name)} %{customdata:.4~g}`,
           };
         });
         return { traces, layout, empty: "Every surface is switched off.", says: `Contour maps of ${surfaces.map((s) => s.title).join("; ")}.` };
@@ -853,8 +853,8 @@
   }
 
   function renderOverview() {
-    whenChanged("overview", [data.tables.across, data.settings.map((s) => [s.name, s.facts, s.tables])], () => {
-      const parts = [tableBlock(data.tables.across)];
+    whenChanged("overview", [data.first, data.tables.across, data.settings.map((s) => [s.name, s.facts, s.tables])], () => {
+      const parts = [...data.first.map((table) => tableBlock(table)), tableBlock(data.tables.across)];
       for (const one of data.settings) {
         const first = tableBlock(one.tables.results);
         first.querySelector(".head").after(facts(one.facts));
