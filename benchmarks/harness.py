@@ -60,16 +60,16 @@ class Running:
     def once(self) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        before, began = _busy(), time.perf_counter()
         own = self.cpu_seconds()
+        before, began = _busy(), time.perf_counter()
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.variant.name}: the runner ended")
-        wall = time.perf_counter() - began
+        wall, busy = time.perf_counter() - began, _busy() - before
         spent = self.cpu_seconds() - own
-        others = max(0.0, (_busy() - before) - spent) / (wall * (os.cpu_count() or 1))
+        others = min(1.0, max(0.0, busy - spent) / (wall * (os.cpu_count() or 1)))
         found: dict[str, Any] = json.loads(line)
         return {**found, "others": others, "core_seconds": spent}
 
