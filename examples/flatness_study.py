@@ -51,8 +51,8 @@ SETTING = {  # 100 clients of one class with 120 pictures each, ten of them a ro
     "training.window": 5,
     "run.workers": 1,
 }
-MEASURES = Measures(top=3, bottom=0, subsets=5, sharpness=True, local=True, clients=2)
-EIGENVALUES = Terms(samples=500)
+MEASURES = Measures(top=2, bottom=0, subsets=4, sharpness=True, local=True, clients=2)
+EIGENVALUES = Terms(samples=300)
 SURFACE = Terms(samples=300)
 
 
@@ -72,16 +72,12 @@ def train(folder: Path, rounds: int) -> dict[str, float]:
 
 
 def measure(folder: Path, names: list[str]) -> tuple[dict[str, Flatness], dict[str, Surface], Interpolation]:
-    def report(what: str, done: int, total: int) -> None:
-        if done == total:
-            print(f"  {what}", flush=True)
-
     runs = {name: MeasuredRun(folder / name.lower()) for name in names}
     flat, surfaces = {}, {}
     for name, run in runs.items():
         print(f"measuring {name}", flush=True)
-        flat[name] = measure_flatness(run, EIGENVALUES, MEASURES, report)
-        surfaces[name] = measure_landscape(run, SURFACE, grid=13, report=report)
+        flat[name] = measure_flatness(run, EIGENVALUES, MEASURES)
+        surfaces[name] = measure_landscape(run, SURFACE, grid=11)
     line = measure_interpolation(runs["FedSAM"], runs["FedGloSS"], [Terms(on="test", samples=1000)], points=13)
     return flat, surfaces, line["test"]
 
@@ -120,7 +116,7 @@ def table(accuracy: Mapping[str, float], flat: Mapping[str, Flatness]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(folder: Path = Path("runs/flatness-study"), rounds: int = 150) -> dict[str, float]:
+def main(folder: Path = Path("runs/flatness-study"), rounds: int = 100) -> dict[str, float]:
     accuracy = train(folder, rounds)
     flat, surfaces, line = measure(folder, list(accuracy))
     draw(folder, flat, surfaces, line)
