@@ -51,7 +51,6 @@ from .analysis import (
 from .analysis.hessian import Method
 from .analysis.mean_loss import Weighting
 from .checkpoint import Checkpoints
-from .compute import compute_threads
 from .config import Config
 from .data import Samples, Subset, Transform
 from .errors import InvalidInput, require
@@ -60,8 +59,8 @@ from .files import disk_errors
 from .job import build_algorithm, build_plan, build_problem
 from .messages import Broadcast, ServerState, Update
 from .records import RunFolder, read_json, read_lines
-from .tasks import Objective, Problem, client_tasks
-from .transports import DiskStore, MemoryStore, SerialTransport
+from .tasks import Objective, Problem
+from .transports import DiskStore, MemoryStore, open_simulation
 from .vectors import Layout, Vector, norm
 
 Model: TypeAlias = Literal["last", "average100"]
@@ -267,7 +266,11 @@ class MeasuredRun:
                 f"{self.path}: the state before its last round, which the local models need, was not kept; "
                 f"finish the run: fedgloss resume {self.path}"
             )
-        objective = Objective(self.problem.build(self.config.training.seed), self.problem.loss, self.problem.device)
+        used = read_json(self.folder.environment).get(
+            "precision", "float32"
+        )  # bfloat16 may have been asked in vain
+        problem = replace(self.problem, precision=used)
+        objective = Objective(problem.build(self.config.training.seed), problem.loss, problem.device)
         state = self._state(before, objective.device)
         plan, algorithm = build_plan(self.config), build_algorithm(self.config)
         cohort = plan.sampling.cohort(state.population, plan.seed, state.round)
@@ -276,9 +279,8 @@ class MeasuredRun:
         for client in cohort:
             if client in versions:
                 memories.put(client, disk.read(client, versions[client]), before)
-        tasks = client_tasks(objective, self.problem.federation, plan.seed)
-        watched = _Watched(SerialTransport(algorithm, tasks, memories))
-        with compute_threads(1):
+        with open_simulation(algorithm, problem, objective, memories, seed=plan.seed) as simulation:
+            watched = _Watched(simulation.transport)
             reached = run_round(algorithm, state, cohort, watched)["params"].cpu()
         expected = self.checkpoints.state(self.rounds)["params"].cpu()
         if norm(reached - expected) > REPLAY_TOLERANCE * norm(expected):

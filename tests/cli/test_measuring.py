@@ -36,6 +36,7 @@ from fedgloss.flatness import (
     measure_landscape,
 )
 from fedgloss.records import RunFolder, read_json, write_json
+from fedgloss.reports.measurements import read_measurements
 from fedgloss.vectors import norm
 
 TINY = [
@@ -468,3 +469,23 @@ def test_as_a_real_process_without_a_terminal(runs: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "fedavg: eigenvalues 1/200" in done.stdout
     assert "\x1b[" not in done.stdout
+
+
+def test_the_report_reads_every_result(call, runs: Path) -> None:
+    call("flatness", "fedgloss", "--samples", "100", "--top", "2", "--density", "--trace", "--sharpness", "--local")
+    call("landscape", "fedgloss", "--grid", "2", "--samples", "50", "--local", "--clients", "1")
+    call("interpolate", "fedgloss", "fedavg", "--points", "2")
+    found, problems = read_measurements(runs / "fedgloss" / "analysis")
+    assert problems == []
+    kinds = [one.kind for one in found]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "eigenvalues": 1,
+        "density": 1,
+        "trace": 1,
+        "worst_case": 2,
+        "average_case": 1,
+        "drift": 1,
+        "local": 4,
+        "surface": 3,
+        "interpolation": 2,
+    }

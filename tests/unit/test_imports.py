@@ -66,8 +66,8 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "sweep": {"config", "errors"},
     "analysis": {"compute", "data", "errors", "files", "randomness", "tasks", "vectors"},
     "flatness": {
-        "algorithm", "analysis", "checkpoint", "compute", "config", "data", "errors", "export", "files", "job",
-        "messages", "records", "tasks", "transports", "vectors",
+        "algorithm", "analysis", "checkpoint", "config", "data", "errors", "export", "files", "job", "messages",
+        "records", "tasks", "transports", "vectors",
     },
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
