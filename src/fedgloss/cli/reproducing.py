@@ -6,7 +6,7 @@ import json as json_module
 import shutil
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -82,8 +82,9 @@ class Terms:
         }
         return found | ({"algorithm__warm_up": round(float(warm_up) * self.scale)} if warm_up else {})
 
-    def keyed(self, setting: Setting, seed: int, true_delta_eps: bool) -> Mapping[str, Any]:
-        return tomllib.loads(to_toml(self.config(setting, seed, true_delta_eps)))
+    def content(self, setting: Setting, true_delta_eps: bool) -> dict[str, Any]:
+        """The configuration as a run's folder would hold it, but for the seed."""
+        return tomllib.loads(to_toml(self.config(setting, 0, true_delta_eps)))
 
 
 def reproduce(
@@ -232,7 +233,13 @@ def _run(work: Sequence[Work], folder: Path, jobs: int | None, console: Console)
 def _finder(terms: Terms, folder: Path) -> Finder:
     from ..reports.reproduction import Finder
 
-    return Finder(folder, cache(terms.keyed))
+    content = cache(terms.content)
+
+    def config_of(setting: Setting, seed: int, true_delta_eps: bool) -> dict[str, Any]:
+        found = content(setting, true_delta_eps)
+        return {**found, "training": {**found["training"], "seed": seed}}
+
+    return Finder(folder, config_of)
 
 
 def _entries(wanted: Sequence[Cell], seeds: str | None, terms: Terms, folder: Path) -> list[Entry]:
@@ -258,6 +265,23 @@ def _measure(wanted: Sequence[Cell], seeds: str | None, terms: Terms, folder: Pa
                 _count_gradients(run.path, terms.config(cell.setting, seed, False))
             elif run is not None and run.status == "finished":
                 _measure_model(cell, run.path, terms, console)
+    _interpolate([cell for cell in wanted if cell.quantity == "interpolation"], seeds, find, console)
+
+
+def _interpolate(wanted: Sequence[Cell], seeds: str | None, find: Finder, console: Console) -> None:
+    """The loss on the line through the two models of each column."""
+    from ..flatness import MeasuredRun, measure_interpolation
+    from ..flatness import Terms as Measured
+
+    for column in dict.fromkeys(cell.column for cell in wanted):
+        ends = [cell for cell in wanted if cell.column == column]
+        runs = [find(cell.setting, seed, False) for cell in ends for seed in _seeds(cell, seeds)[:1]]
+        finished = [MeasuredRun(run.path) for run in runs if run is not None and run.status == "finished"]
+        if len(ends) == len(finished) == 2:
+            console.print(f"measuring the line from {finished[0].name} to {finished[1].name}")
+            start, stop = ends[0].details["range"]
+            how = [Measured(on=split) for split in ends[0].details["data"]]
+            measure_interpolation(finished[0], finished[1], how, start=start, stop=stop)
 
 
 def _measure_model(cell: Cell, path: Path, terms: Terms, console: Console) -> None:
@@ -359,6 +383,8 @@ def _read_all(
 
     made, rest = [], []
     find = _finder(terms, folder)
+    if find.empty:
+        raise InvalidInput(f"{folder}: holds no run")
     for exhibit in exhibits:
         wanted = [cell for cell in exhibit.cells if fnmatchcase(cell.id, pattern)]
         entries = [entry(cell, _seeds(cell, seeds), find, scaled=terms.scale is not None) for cell in wanted]

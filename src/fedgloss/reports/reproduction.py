@@ -266,6 +266,10 @@ class Finder:
         self._config_of = config_of
         self._read: dict[Path, Run | None] = {}
 
+    @property
+    def empty(self) -> bool:
+        return not self._paths
+
     def __call__(self, setting: Setting, seed: int, true_delta_eps: bool) -> Run | None:
         path = self._paths.get(key(self._config_of(setting, seed, true_delta_eps)))
         if path is None:

@@ -272,7 +272,8 @@
   function drawTheRest() {
     if (resting) return;
     resting = true;
-    const idle = window.requestIdleCallback || ((work) => setTimeout(work, 200));
+    // a busy machine may never be idle: after half a second it is drawn all the same
+    const idle = window.requestIdleCallback ? (work) => requestIdleCallback(work, { timeout: 500 }) : (work) => setTimeout(work, 200);
     const step = () => {
       const next = [...charts.values()].find((chart) => chart.stale);
       if (!next) { resting = false; root.dataset.drawn = "all"; return; }
