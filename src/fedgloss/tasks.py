@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .data import Federation, Samples, Subset
+from .data import Federation, Samples, Subset, Transform
 from .errors import InvalidInput, require
 from .messages import Purpose
 from .randomness import seed_generators, seeded_torch, stream, torch_seed
@@ -132,23 +132,24 @@ class ClientObjective:
     def __init__(
         self,
         objective: Objective,
-        federation: Federation,
-        client: int,
+        samples: Samples,
+        transform: Transform,
         *,
+        client: int,
         seed: int,
         round: int,
         purpose: Purpose,
     ) -> None:
         self._objective = objective
-        self._federation = federation
-        self._indices = federation.partition[client]
+        self._samples = samples
+        self._transform = transform
         self._stream = stream(seed, purpose, round, client)
         self._losses: list[tuple[int, Tensor]] = []
         self._last: Batch | None = None
 
     @property
     def size(self) -> int:
-        return len(self._indices)
+        return len(self._samples)
 
     @property
     def layout(self) -> Layout:
@@ -156,10 +157,10 @@ class ClientObjective:
 
     def batches(self, batch_size: int, epochs: int) -> Iterator[Batch]:
         for _ in range(epochs):
-            order = self._stream.permutation(self._indices)
+            order = self._stream.permutation(len(self._samples))
             for start in range(0, len(order), batch_size):
-                inputs, targets = self._federation.train.fetch(order[start : start + batch_size])
-                inputs = self._federation.transform.train(inputs, self._stream)
+                inputs, targets = self._samples.fetch(order[start : start + batch_size])
+                inputs = self._transform.train(inputs, self._stream)
                 device, seed = self._objective.device, int(self._stream.integers(2**62))
                 yield Batch(inputs.to(device), targets.to(device), seed)
 
@@ -184,7 +185,10 @@ def client_tasks(
     """What a simulating transport asks for: (client, round, purpose) -> task."""
 
     def task(client: int, round: int, purpose: Purpose) -> ClientObjective:
-        return ClientObjective(objective, federation, client, seed=seed, round=round, purpose=purpose)
+        samples = Subset(federation.train, federation.partition[client])
+        return ClientObjective(
+            objective, samples, federation.transform, client=client, seed=seed, round=round, purpose=purpose
+        )
 
     return task
 

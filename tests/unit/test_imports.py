@@ -35,7 +35,8 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "divergence": {"errors", "messages", "vectors"},
     "tasks": {"data", "errors", "messages", "randomness", "vectors"},
     "transports": {
-        "algorithm", "codec", "compute", "data", "divergence", "errors", "files", "messages", "tasks", "vectors",
+        "algorithm", "codec", "compute", "data", "divergence", "environment", "errors", "files", "messages",
+        "tasks", "vectors",
     },
     "diagnostics": {"algorithm", "codec", "messages", "vectors"},
     "training": {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, WorkerLost
 from . import data
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
@@ -63,6 +63,9 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
+    except WorkerLost as error:
+        print(f"error: {error}; all up to the last checkpoint is saved, the same command goes on", file=sys.stderr)
+        sys.exit(1)
     except typer.Abort:
         sys.exit(130)
     except Exception as error:

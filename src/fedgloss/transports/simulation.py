@@ -1,4 +1,4 @@
-"""All clients on this machine: in this process, or in a pool of workers, with the same bits."""
+"""Where all clients run: in this process, in a pool of workers, or on a Ray cluster, with the same bits."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Literal, Protocol, TypeAlias
 
-from ..algorithm import Algorithm, Transport
+from ..algorithm import Algorithm, UnreliableTransport
 from ..compute import available_cores, compute_threads, freed_memory_kept
 from ..errors import InvalidInput
 from ..tasks import Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
 from .pool import PoolTransport
+from .schedule import OnFailure
 from .serial import SerialTransport
 
 Workers: TypeAlias = int | Literal["auto"]
 """How many processes train clients; ``auto`` is one per physical core that this process may use."""
+
+
+TransportName: TypeAlias = Literal["local", "ray"]
+"""Where these processes are: all on this machine, or on a Ray cluster."""
 
 
 class Evaluate(Protocol):
@@ -30,9 +36,8 @@ class Evaluate(Protocol):
 class Simulation:
     """Where clients train and models are evaluated."""
 
-    transport: Transport
+    transport: UnreliableTransport
     evaluate: Evaluate
-    workers: int
 
 
 def usable_workers(workers: Workers, device: str = "cpu") -> int:
@@ -54,20 +59,50 @@ def open_simulation(
     seed: int,
     workers: Workers = 1,
     threads: int = 1,
+    transport: TransportName = "local",
+    address: str = "auto",
+    on_failure: OnFailure = "redo",
 ) -> Iterator[Simulation]:
-    """Open what carries broadcasts to clients. One worker is this process; more are processes of their own.
+    """Open what carries broadcasts to clients. One local worker is this process; more are processes of their own.
+    On Ray every worker is an actor, ``auto`` as many as the cluster at ``address`` has room for.
 
-    The bits depend on ``threads``, the compute threads of a client, but not on ``workers``.
+    The bits depend on ``threads``, the compute threads of a client, but not on where the clients run. A client
+    whose worker died is trained again, unless ``on_failure`` says otherwise.
     """
     count = usable_workers(workers, problem.device)
     federation = problem.federation
     with compute_threads(threads), freed_memory_kept():
-        if count > 1:
-            with PoolTransport(algorithm, problem, objective, store, seed=seed, workers=count) as pool:
-                yield Simulation(pool, pool.evaluate, count)
+        if transport == "ray":
+            actors = None if workers == "auto" else count
+            with _ray().RayTransport(
+                algorithm,
+                problem,
+                objective,
+                store,
+                seed=seed,
+                workers=actors,
+                address=address,
+                on_failure=on_failure,
+            ) as cluster:
+                yield Simulation(cluster, cluster.evaluate)
+        elif count > 1:
+            with PoolTransport(
+                algorithm, problem, objective, store, seed=seed, workers=count, on_failure=on_failure
+            ) as pool:
+                yield Simulation(pool, pool.evaluate)
         else:
             serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
-            yield Simulation(serial, partial(_evaluate_here, objective, problem), 1)
+            yield Simulation(serial, partial(_evaluate_here, objective, problem))
+
+
+def _ray() -> ModuleType:
+    try:
+        from . import ray
+    except ImportError as error:
+        raise InvalidInput(
+            f"run.transport: ray needs other packages ({error}); pip install 'fedgloss[ray]'"
+        ) from None
+    return ray
 
 
 def _evaluate_here(
