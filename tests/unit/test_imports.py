@@ -34,7 +34,9 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},
     "tasks": {"data", "errors", "messages", "randomness", "vectors"},
-    "transports": {"algorithm", "codec", "compute", "data", "divergence", "errors", "files", "messages", "tasks", "vectors"},
+    "transports": {
+        "algorithm", "codec", "compute", "data", "divergence", "errors", "files", "messages", "tasks", "vectors",
+    },
     "diagnostics": {"algorithm", "codec", "messages", "vectors"},
     "training": {
         "algorithm", "compute", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",

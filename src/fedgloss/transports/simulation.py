@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +10,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from ..algorithm import Algorithm, Transport
 from ..compute import available_cores, compute_threads, freed_memory_kept
+from ..data import Federation
 from ..errors import InvalidInput
-from ..tasks import Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
+from ..tasks import Metric, Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
 from .pool import PoolTransport
@@ -60,20 +61,21 @@ def open_simulation(
     The bits depend on ``threads``, the compute threads of a client, but not on ``workers``.
     """
     count = usable_workers(workers, problem.device)
-    federation = problem.federation
     with compute_threads(threads), freed_memory_kept():
         if count > 1:
             with PoolTransport(algorithm, problem, objective, store, seed=seed, workers=count) as pool:
                 yield Simulation(pool, pool.evaluate, count)
         else:
+            federation = problem.federation.to(objective.device)
             serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
-            yield Simulation(serial, partial(_evaluate_here, objective, problem), 1)
+            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics), 1)
 
 
 def _evaluate_here(
-    objective: Objective, problem: Problem, params: Vector, sets: Sequence[SampleSet]
+    objective: Objective,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    params: Vector,
+    sets: Sequence[SampleSet],
 ) -> list[dict[str, float]]:
-    federation = problem.federation
-    return [
-        evaluate(objective, params, samples_of(federation, which), federation, problem.metrics) for which in sets
-    ]
+    return [evaluate(objective, params, samples_of(federation, which), federation, metrics) for which in sets]
