@@ -107,7 +107,7 @@ class Objective:
 def try_out(objective: Objective, params: Vector, federation: Federation) -> None:
     """One small batch through network, loss and gradient, so that what does not fit is said before training."""
     inputs, targets = federation.train.fetch(federation.partition[0][:2])
-    inputs = federation.transform.test(inputs).to(objective.device)
+    inputs = federation.transform.test(inputs.to(objective.device))
     what = f"a batch of inputs {tuple(inputs.shape)} {inputs.dtype}, targets {tuple(targets.shape)} {targets.dtype}"
     try:
         batch = Batch(inputs, targets.to(objective.device), seed=0)
@@ -156,13 +156,13 @@ class ClientObjective:
         return self._objective.layout
 
     def batches(self, batch_size: int, epochs: int) -> Iterator[Batch]:
+        device = self._objective.device
         for _ in range(epochs):
             order = self._stream.permutation(len(self._samples))
             for start in range(0, len(order), batch_size):
                 inputs, targets = self._samples.fetch(order[start : start + batch_size])
-                inputs = self._transform.train(inputs, self._stream)
-                device, seed = self._objective.device, int(self._stream.integers(2**62))
-                yield Batch(inputs.to(device), targets.to(device), seed)
+                inputs = self._transform.train(inputs.to(device), self._stream)
+                yield Batch(inputs, targets.to(device), int(self._stream.integers(2**62)))
 
     def gradient(self, params: Vector, batch: Batch) -> Vector:
         loss, gradient = self._objective.gradient(params, batch)
@@ -222,7 +222,7 @@ def evaluate_batch(
     """The sums of loss and metrics over the batch that begins at this sample."""
     indices = np.arange(start, min(start + EVALUATION_BATCH, len(samples)), dtype=np.int64)
     inputs, targets = samples.fetch(indices)
-    inputs = federation.transform.test(inputs).to(objective.device)
+    inputs = federation.transform.test(inputs.to(objective.device))
     targets = targets.to(objective.device)
     outputs = objective.outputs(params, inputs)
     sums = {"loss": float(objective.loss(outputs, targets)) * len(indices)}

@@ -42,7 +42,9 @@ class ArraySamples:
             f"{len(self.targets)} targets for {len(self.inputs)} inputs",
         )
         for name, tensor in (("inputs", self.inputs), ("targets", self.targets)):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if tensor.is_meta or not tensor.is_floating_point():
+                continue
+            if not bool(torch.isfinite(tensor).all()):
                 bad = int((~torch.isfinite(tensor)).flatten(1 if tensor.ndim > 1 else 0).nonzero()[0, 0])
                 raise InvalidInput(f"{name}: sample {bad} holds a NaN or infinity")
 
@@ -52,6 +54,9 @@ class ArraySamples:
     def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(indices).to(self.inputs.device)
         return self.inputs.index_select(0, index), self.targets.index_select(0, index)
+
+    def to(self, device: torch.device) -> ArraySamples:
+        return ArraySamples(self.inputs.to(device), self.targets.to(device))
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,21 @@ class Federation:
     @property
     def population(self) -> int:
         return len(self.partition)
+
+    def to(self, device: torch.device) -> Federation:
+        """The same federation with its arrays on the device; what is read from disk goes there batch by batch."""
+
+        def moved(samples: Samples) -> Samples:
+            return samples.to(device) if isinstance(samples, ArraySamples) else samples
+
+        if device.type == "cpu":
+            return self
+        return replace(
+            self,
+            train=moved(self.train),
+            test=None if self.test is None else moved(self.test),
+            validation=None if self.validation is None else moved(self.validation),
+        )
 
     def union(self) -> Federation:
         """The same data as one client: what centralised training sees."""

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -250,6 +251,7 @@ def _own(message: M) -> M:
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Processes started inside the block never see Ctrl-C, not even before they can say that they ignore it."""
+    resource_tracker.ensure_running()  # starting it later, from inside the block, would lift the block
     signals = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

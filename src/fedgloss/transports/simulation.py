@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +11,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from ..algorithm import Algorithm, UnreliableTransport
 from ..compute import available_cores, compute_threads, freed_memory_kept
+from ..data import Federation
 from ..errors import InvalidInput
-from ..tasks import Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
+from ..tasks import Metric, Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
 from .pool import PoolTransport
@@ -70,7 +71,6 @@ def open_simulation(
     whose worker died is trained again, unless ``on_failure`` says otherwise.
     """
     count = usable_workers(workers, problem.device)
-    federation = problem.federation
     with compute_threads(threads), freed_memory_kept():
         if transport == "ray":
             actors = None if workers == "auto" else count
@@ -91,8 +91,9 @@ def open_simulation(
             ) as pool:
                 yield Simulation(pool, pool.evaluate)
         else:
+            federation = problem.federation.to(objective.device)
             serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
-            yield Simulation(serial, partial(_evaluate_here, objective, problem))
+            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics))
 
 
 def _ray() -> ModuleType:
@@ -106,9 +107,10 @@ def _ray() -> ModuleType:
 
 
 def _evaluate_here(
-    objective: Objective, problem: Problem, params: Vector, sets: Sequence[SampleSet]
+    objective: Objective,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    params: Vector,
+    sets: Sequence[SampleSet],
 ) -> list[dict[str, float]]:
-    federation = problem.federation
-    return [
-        evaluate(objective, params, samples_of(federation, which), federation, problem.metrics) for which in sets
-    ]
+    return [evaluate(objective, params, samples_of(federation, which), federation, metrics) for which in sets]

@@ -102,9 +102,9 @@ class _Worker:
         self._results = Box("results")
         parts = {name: _load(channel, name, part) for name, part in kit.parts.items()}
         self._algorithm: Algorithm = parts["algorithm"]
-        self._federation: Federation = parts["data"]
         self._metrics: Mapping[str, Metric] = parts["metrics"]
         self._objective = Objective(parts["model"], parts["loss"], kit.device)
+        self._federation: Federation = parts["data"].to(self._objective.device)
         self._tasks = client_tasks(self._objective, self._federation, kit.seed)
 
     def answer(self, job: Job) -> None:

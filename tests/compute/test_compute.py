@@ -1,0 +1,179 @@
+"""The machine: its cores, its memory, torch's settings, and training on a device that cannot be asked anything."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pool_toys import DropoutNetwork, marked_federation
+from torch import nn
+
+from fedgloss import LocalTraining, Problem, compute
+from fedgloss.algorithms import METHODS, build
+from fedgloss.compute import TorchSettings, available_cores, compute_threads, freed_memory_kept
+from fedgloss.data import ArraySamples, Identity
+from fedgloss.messages import Broadcast
+from fedgloss.tasks import Batch, ClientObjective, Objective
+from fedgloss.transports import usable_workers
+from fedgloss.vectors import Vector
+
+LINUX = sys.platform == "linux"
+
+
+def test_cores_respect_affinity() -> None:
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)
+    assert usable_workers("auto") == available_cores()
+    assert usable_workers("auto", "cuda") == 1
+    assert usable_workers(3, "cuda") == 3
+    if LINUX:
+        one = sorted(os.sched_getaffinity(0))[0]
+        code = f"import os; os.sched_setaffinity(0, {{{one}}}); from fedgloss.compute import available_cores as a; "
+        found = subprocess.run([sys.executable, "-c", code + "print(a())"], capture_output=True, text=True)
+        assert found.stdout.strip() == "1", found.stderr
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000"}, float("inf")),
+        ("0::/\n", {"cpu.max": "250000 100000"}, 2.5),
+        ("0::/pod/box\n", {"cpu.max": "800000 100000", "pod/cpu.max": "300000 100000"}, 3.0),
+        ("0::/not/here\n", {"cpu.max": "100000 100000"}, 1.0),
+        (
+            "1:cpu,cpuacct:/job\n",
+            {"cpu/job/cpu.cfs_quota_us": "400000", "cpu/job/cpu.cfs_period_us": "100000"},
+            4.0,
+        ),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")),
+        ("1:memory:/\n", {"cpu.max": "100000 100000"}, float("inf")),
+        ("0::/\n", {"cpu.max": "nonsense"}, float("inf")),
+        ("", {}, float("inf")),
+    ],
+)
+def test_the_quota_of_a_container_counts(
+    tmp_path: Path, membership: str, files: dict[str, str], cores: float
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "self").write_text(membership)
+    assert compute._cpu_quota(tmp_path / "cgroup", tmp_path / "self") == cores
+
+
+def test_threads_are_as_before_after_the_block() -> None:
+    before = torch.get_num_threads()
+    with compute_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.skipif(not LINUX or not hasattr(os, "confstr"), reason="glibc's memory")
+def test_freed_memory_is_kept_and_given_back() -> None:
+    if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
+        pytest.skip("another C library")
+    size, steps = 40_000_000, 10  # more than glibc itself would ever keep
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(steps):
+            torch.ones(size // 4)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    pages = size // resource.getpagesize()
+    usual = faults()
+    assert usual > 0.9 * steps * pages / 512  # huge pages would still fault once each
+    with freed_memory_kept():
+        faults()
+        assert faults() < 0.1 * usual
+        held = resident()
+    assert resident() < held - 0.9 * size
+
+
+def test_settings_travel() -> None:
+    mine = TorchSettings.current()
+    assert mine.threads == torch.get_num_threads()
+    other = TorchSettings(mine.threads + 1, torch.float64, "high", True, True)
+    try:
+        other.apply()
+        assert TorchSettings.current() == other
+    finally:
+        mine.apply()
+    assert TorchSettings.current() == mine
+
+
+class _Unasked(ClientObjective):
+    """A client on the meta device, which has no numbers: whoever asks for one in a step fails."""
+
+    def mean_loss(self) -> float:  # asked once, after the last step
+        return 0.0
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_no_step_of_any_method_waits_for_the_device(name: str) -> None:
+    options = {"swa": {"start": 1, "cycle": 2}, "wima": {"window": 2}}.get(name, {})
+    algorithm = build(
+        name, LocalTraining(lr=0.1, batch_size=4, momentum=0.5, weight_decay=0.1, clip=1.0), **options
+    )
+    federation = replace(marked_federation(), transform=Identity()).to(torch.device("meta"))
+    if METHODS[name].centralised:
+        federation = federation.union()
+    problem = Problem(federation, DropoutNetwork, device="meta")
+    objective = Objective(problem.build(0), problem.loss, problem.device)
+    state = algorithm.init_server(objective.initial(), federation.population)
+    broadcast: Broadcast = next(algorithm.server_round(state))
+    task = _Unasked(objective, federation, 0, seed=0, round=0, purpose="train")
+    update, memory = algorithm.client_update(broadcast, algorithm.init_client(broadcast["params"]), task)
+    assert {v.device.type for v in (*update.vectors.values(), *memory.vectors.values())} == {"meta"}
+
+
+def test_data_in_arrays_is_moved_to_the_device_once() -> None:
+    federation = marked_federation().to(torch.device("meta"))
+    assert isinstance(federation.train, ArraySamples)
+    assert federation.train.inputs.is_meta
+    assert federation.train.fetch(np.array([0, 1]))[0].is_meta
+    assert federation.test is not None
+    assert federation.test.targets.is_meta
+    here = marked_federation()
+    assert here.to(torch.device("cpu")) is here
+
+
+def test_a_gradient_is_a_new_vector_equal_to_plain_autograd() -> None:
+    module = DropoutNetwork().eval()
+    objective = Objective(module, nn.functional.cross_entropy)
+    params: Vector = objective.initial()
+    federation = marked_federation()
+    inputs, targets = federation.train.fetch(np.arange(8))
+    batch = Batch(inputs, targets, seed=5)
+    loss, gradient = objective.gradient(params, batch)
+    again = objective.gradient(params, batch)[1]
+    assert gradient.equal(again)
+    assert gradient.data_ptr() != again.data_ptr()
+    torch.manual_seed(5)
+    module.train()
+    plain = nn.functional.cross_entropy(module(inputs), targets)
+    parts = torch.autograd.grad(plain, list(module.parameters()))
+    named = dict(zip([e.name for e in objective.layout.entries], parts, strict=True))
+    assert loss.equal(plain.detach())
+    assert gradient.equal(objective.layout.pack(named))
+
+
+def test_modes_follow_what_is_asked() -> None:
+    objective = Objective(DropoutNetwork(), nn.functional.cross_entropy)
+    params, inputs = objective.initial(), torch.randn(4, 26)
+    batch = Batch(inputs, torch.zeros(4, dtype=torch.int64), seed=1)
+    first = objective.outputs(params, inputs)
+    dropped = objective.gradient(params, batch)[1]
+    assert objective.outputs(params, inputs).equal(first)  # no dropout in evaluation
+    assert objective.gradient(params, batch)[1].equal(dropped)
+    assert not objective.gradient(params, Batch(inputs, batch.targets, seed=2))[1].equal(dropped)
