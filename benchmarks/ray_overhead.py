@@ -1,6 +1,6 @@
 """What a round costs on Ray beside the local pool: the paper's CNN (0.8M weights), the same clients, equal workers.
 
-    python -m benchmarks.ray_overhead [--rounds 12] [--clients 20] [--samples 500] [--workers 2]
+    python -m benchmarks.ray_overhead [--rounds 6] [--clients 8] [--samples 500] [--workers 2]
 
 Both train the same rounds in turn, round by round, so that what else the machine is doing hits both alike; printed
 are medians, and the pieces a larger cluster's cost is worked out from (docs/cluster.md).
@@ -57,7 +57,7 @@ def median(work: Callable[[], Any], times: int = 30) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("rounds", 12), ("clients", 20), ("samples", 500), ("workers", 2)):
+    for name, default in (("rounds", 6), ("clients", 8), ("samples", 500), ("workers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     problem = Problem(pictures(given.clients, given.samples), cnn)
@@ -73,11 +73,11 @@ def main() -> None:
         RayTransport(algorithm, problem, objective, MemoryStore(), address="local", **options) as cluster,
     ):
         times: dict[str, list[float]] = {"pool": [], "ray": []}
-        for round in range(given.rounds + 1):
-            broadcast = Broadcast({"params": start}, round)
+        for number in range(given.rounds + 1):
+            broadcast = Broadcast({"params": start}, number)
             for name, transport in (("pool", pool), ("ray", cluster)):
                 taken = seconds(lambda: list(transport(broadcast, cohort)))  # noqa: B023 - called at once
-                if round > 0:  # the first starts the workers
+                if number > 0:  # the first starts the workers
                     times[name].append(taken)
         message = Packed.of(Broadcast({"params": start}, 0))
         reference = ray.put(message)

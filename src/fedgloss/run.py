@@ -63,7 +63,12 @@ class Job:
     @property
     def fingerprint(self) -> str:
         """Equal for jobs that differ at most in length and in how they are carried out."""
-        return hashlib.sha256(json.dumps(decisive(self.config), sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint(self.config)
+
+
+def fingerprint(config: str) -> str:
+    """Identifies the part of a configuration (TOML) that decides each round's numbers."""
+    return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def decisive(config: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     },
     "environment": set(),
     "records": {"errors", "files", "training"},
-    "checkpoint": {"codec", "errors", "files", "messages", "records", "transports"},
+    "checkpoint": {"codec", "errors", "files", "messages", "records"},
     "costs": set(),
     "config": {"algorithms", "data", "errors"},
     "run": {
@@ -60,6 +60,11 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "job": {
         "algorithm", "algorithms", "config", "data", "divergence", "errors", "local", "models", "run", "sampling",
         "tasks", "training",
+    },
+    "federation": {
+        "algorithm", "checkpoint", "codec", "compute", "config", "costs", "data", "environment", "errors", "files",
+        "gradients", "job", "local", "messages", "records", "run", "sampling", "tasks", "training", "transports",
+        "vectors",
     },
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
     "sweep": {"config", "errors"},
