@@ -20,7 +20,7 @@ import numpy as np
 import ray
 import torch
 
-from fedgloss import FedGloSS, Federation, LocalTraining, Problem, Sam
+from fedgloss import Federation, FedGloSS, LocalTraining, Problem, Sam
 from fedgloss.compute import compute_threads
 from fedgloss.messages import Broadcast
 from fedgloss.models.cnn import Cnn

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InvalidInput, WorkerLost
-from . import data
+from . import data, federating
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
 from .planning import plan
@@ -40,6 +40,7 @@ def root(
 
 
 app.add_typer(data.app)
+app.add_typer(federating.app)
 app.command("list")(list_all)
 app.command()(show)
 app.command()(plan)
