@@ -51,7 +51,9 @@ def server_app(learning: Learning) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        log.setLevel(logging.INFO)
+        if not log.handlers:
+            log.addHandler(logging.StreamHandler())
         settings = context.run_config
         rules = Rules(minimum=int(settings["minimum-sites"]), max_norm=float(settings["max-norm"]))
         post = FlowerPost(
