@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, proxy and three SuperNodes over TLS with node keys, as a user runs it."""
+"""A real federation on loopback: SuperLink, proxy and three SuperNodes over TLS with node keys."""
 
 from __future__ import annotations
 
