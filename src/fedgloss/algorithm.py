@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from .errors import InvalidInput, require
@@ -17,6 +18,18 @@ Rounds: TypeAlias = Generator[Broadcast, "Aggregate", ServerState]
 
 Transport: TypeAlias = Callable[[Broadcast, Sequence[int]], Iterable[Update]]
 """Carries a broadcast to a cohort and yields the updates in cohort order."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Stands where a client's update should be: the client is left out of the round."""
+
+    client: int
+    reason: str
+
+
+UnreliableTransport: TypeAlias = Callable[[Broadcast, Sequence[int]], Iterable[Update | Dropped]]
+"""A transport that may lose clients on the way."""
 
 
 class ClientTask(Protocol):

@@ -8,17 +8,29 @@ versions that changed to ``clients/versions.jsonl``, and a manifest says how muc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .codec import decode, encode
 from .errors import InvalidInput
 from .files import write_atomically
 from .messages import ServerState
 from .records import FORMAT, Journal, RunFolder, read_json, read_lines, write_json
-from .transports import DiskStore
+
+
+class VersionedMemories(Protocol):
+    """The clients' memories as a checkpoint sees them: a version, the round of its making, for each client."""
+
+    def flush(self) -> dict[int, int]:
+        """Make every memory durable; returns the versions that changed since the last flush."""
+
+    def collect(self, kept: Iterable[int]) -> None:
+        """Let go of versions that none of the ``kept`` checkpoints (rounds done) needs any more."""
+
+    def restore(self, kept: Sequence[Mapping[int, int]]) -> None:
+        """Take up the versions of the newest of the ``kept`` checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,13 @@ class Checkpoints:
         self._journal = Journal(self._versions, length)
 
     def save(
-        self, state: ServerState, store: DiskStore, *, layout: str, config: str, journals: Mapping[str, Journal]
+        self,
+        state: ServerState,
+        store: VersionedMemories,
+        *,
+        layout: str,
+        config: str,
+        journals: Mapping[str, Journal],
     ) -> None:
         """Make ``state`` and all it belongs with durable, then let go of what only older checkpoints needed."""
         if self._journal is None:
@@ -101,7 +119,7 @@ class Checkpoints:
             self._path(done, "safetensors").unlink(missing_ok=True)
         store.collect(kept)
 
-    def restore(self, done: int | None, store: DiskStore) -> None:
+    def restore(self, done: int | None, store: VersionedMemories) -> None:
         """Bring folder and store to the very state of checkpoint ``done`` (None: none), whatever a crash left."""
         kept = [] if done is None else [d for d in self.rounds() if d <= done and self._is_kept(d, done)]
         names = {f"{d:08d}" for d in kept}

@@ -87,9 +87,12 @@ class TrainingSection(Section):
 
 
 class RunSection(Section):
-    """How to carry the run out; nothing here changes its numbers, but for the device."""
+    """How to carry the run out; nothing here changes its numbers, but for the device, and clients that drop out."""
 
+    transport: Literal["local", "ray"] = "local"
+    address: str = "auto"
     workers: Count | Literal["auto"] = "auto"
+    on_failure: Literal["redo", "drop", "stop"] = "redo"
     device: str = "cpu"
     client_memory: Annotated[str, Field(pattern=r"^\d+(\.\d+)?\s*[KMGT]?i?B?$")] | None = None
     checkpoint_seconds: NotNegative = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .algorithm import Aggregate, Algorithm, Transport
+from .algorithm import Aggregate, Algorithm, Dropped, Transport, UnreliableTransport
 from .codec import Message, encoded_size
 from .messages import Broadcast, ServerState, Update
 from .vectors import Vector, norm, unit
@@ -30,13 +30,15 @@ class Traffic:
 
 
 class Watch:
-    """A transport that looks on: it passes messages through unchanged and measures them.
+    """A transport for one round that looks on: it passes messages through unchanged and measures them.
 
-    Bytes are those the codec would write. Probes count, diagnostics do not.
+    Bytes are those the codec would write. Probes count, diagnostics do not. A client that is dropped takes no
+    further part in the round.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: UnreliableTransport) -> None:
         self._transport = transport
+        self.dropped: dict[int, str] = {}
         self.down = Traffic()
         self.up = Traffic()
         self.losses: list[float] = []
@@ -45,9 +47,13 @@ class Watch:
 
     def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
         counted = broadcast.purpose != "diagnostic"
+        present = [client for client in cohort if client not in self.dropped]
         if counted:
-            self.down.add(broadcast, times=len(cohort))
-        for update in self._transport(broadcast, cohort):
+            self.down.add(broadcast, times=len(present))
+        for update in self._transport(broadcast, present):
+            if isinstance(update, Dropped):
+                self.dropped[update.client] = update.reason
+                continue
             if counted:
                 self.up.add(update)
             if broadcast.purpose == "train":

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .algorithm import Transport, run_round
+from .algorithm import UnreliableTransport, run_round
 from .analysis import (
     AverageCase,
     Drift,
@@ -273,7 +273,9 @@ class MeasuredRun:
         objective = Objective(problem.build(self.config.training.seed), problem.loss, problem.device)
         state = self._state(before, objective.device)
         plan, algorithm = build_plan(self.config), build_algorithm(self.config)
-        cohort = plan.sampling.cohort(state.population, plan.seed, state.round)
+        dropped = read_lines(self.folder.rounds, "round")[-1].get("dropped", {})
+        sampled = plan.sampling.cohort(state.population, plan.seed, state.round)
+        cohort = [client for client in sampled if str(client) not in dropped]
         disk, memories = DiskStore(self.folder.clients, size=self.layout.size), MemoryStore()
         versions = self.checkpoints.versions(before)
         for client in cohort:
@@ -339,7 +341,7 @@ class MeasuredRun:
 class _Watched:
     """A transport that keeps what each client arrived at in the round's training exchange."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: UnreliableTransport) -> None:
         self._transport = transport
         self.models: dict[int, Vector] = {}
         self.deltas: dict[int, Vector] = {}
@@ -347,6 +349,7 @@ class _Watched:
 
     def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
         for client, update in zip(cohort, self._transport(broadcast, cohort), strict=True):
+            assert isinstance(update, Update)  # nobody drops out in this process
             if broadcast.purpose == "train":
                 self.models[client] = (broadcast["params"] + update["delta"]).cpu()
                 self.deltas[client] = update["delta"].cpu()

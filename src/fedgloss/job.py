@@ -128,7 +128,10 @@ def build_job(config: Config) -> Job:
 def build_execution(config: Config) -> Execution:
     run = config.run
     return Execution(
+        transport=run.transport,
+        address=run.address,
         workers=run.workers,
+        on_failure=run.on_failure,
         checkpoint_seconds=run.checkpoint_seconds,
         keep_every=run.keep_every,
         client_memory=None if run.client_memory is None else bytes_of(run.client_memory),

@@ -109,7 +109,10 @@ class Journal:
 
 
 def round_line(record: Round) -> dict[str, Any]:
-    return {"type": "round", **asdict(record)}
+    line = {"type": "round", **asdict(record)}
+    if not record.dropped:
+        del line["dropped"]
+    return line
 
 
 def evaluation_line(evaluation: Evaluation) -> dict[str, Any]:

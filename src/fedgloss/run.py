@@ -37,7 +37,15 @@ from .records import (
 )
 from .tasks import Objective, Problem, client_spread, try_out
 from .training import Plan, Step, steps
-from .transports import DiskStore, open_simulation, prepare_workers, usable_workers
+from .transports import (
+    DiskStore,
+    OnFailure,
+    TransportName,
+    Workers,
+    open_simulation,
+    prepare_workers,
+    usable_workers,
+)
 from .vectors import Vector
 
 Status = Literal["finished", "diverged", "interrupted"]
@@ -57,7 +65,12 @@ class Job:
     @property
     def fingerprint(self) -> str:
         """Equal for jobs that differ at most in length and in how they are carried out."""
-        return hashlib.sha256(json.dumps(decisive(self.config), sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint(self.config)
+
+
+def fingerprint(config: str) -> str:
+    """Identifies the part of a configuration (TOML) that decides each round's numbers."""
+    return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def decisive(config: str) -> dict[str, Any]:
@@ -70,9 +83,12 @@ def decisive(config: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Execution:
-    """How to carry a job out: nothing here changes its numbers."""
+    """How to carry a job out: nothing here changes its numbers, but for clients that ``on_failure`` lets go."""
 
-    workers: int | Literal["auto"] = 1
+    transport: TransportName = "local"
+    address: str = "auto"
+    workers: Workers = 1
+    on_failure: OnFailure = "redo"
     checkpoint_seconds: float = 60.0
     keep_every: int | None = None
     client_memory: int | None = None
@@ -119,7 +135,7 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
     with disk_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
-        if usable_workers(execution.workers, job.problem.device) > 1:
+        if execution.transport == "local" and usable_workers(execution.workers, job.problem.device) > 1:
             prepare_workers()
         notices = [*([notice] if notice else []), *_open_folder(job, folder)]
         checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
@@ -181,6 +197,9 @@ class _Loop:
                 self.store,
                 seed=job.plan.seed,
                 workers=self.execution.workers,
+                transport=self.execution.transport,
+                address=self.execution.address,
+                on_failure=self.execution.on_failure,
             ) as simulation,
         ):
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .compute import Precision, computing_in
-from .data import Federation, Samples, Subset
+from .data import Federation, Samples, Subset, Transform
 from .errors import InvalidInput, require
 from .messages import Purpose
 from .randomness import seed_generators, seeded_torch, stream, torch_seed
@@ -135,17 +135,18 @@ class ClientObjective:
     def __init__(
         self,
         objective: Objective,
-        federation: Federation,
-        client: int,
+        samples: Samples,
+        transform: Transform,
         *,
+        client: int,
         seed: int,
         round: int,
         purpose: Purpose,
         precision: Precision = "float32",
     ) -> None:
         self._objective = objective
-        self._federation = federation
-        self._indices = federation.partition[client]
+        self._samples = samples
+        self._transform = transform
         self._stream = stream(seed, purpose, round, client)
         self._precision: Precision = precision
         self._losses: list[tuple[int, Tensor]] = []
@@ -153,7 +154,7 @@ class ClientObjective:
 
     @property
     def size(self) -> int:
-        return len(self._indices)
+        return len(self._samples)
 
     @property
     def layout(self) -> Layout:
@@ -162,10 +163,10 @@ class ClientObjective:
     def batches(self, batch_size: int, epochs: int) -> Iterator[Batch]:
         device = self._objective.device
         for _ in range(epochs):
-            order = self._stream.permutation(self._indices)
+            order = self._stream.permutation(len(self._samples))
             for start in range(0, len(order), batch_size):
-                inputs, targets = self._federation.train.fetch(order[start : start + batch_size])
-                inputs = self._federation.transform.train(inputs.to(device), self._stream)
+                inputs, targets = self._samples.fetch(order[start : start + batch_size])
+                inputs = self._transform.train(inputs.to(device), self._stream)
                 yield Batch(inputs, targets.to(device), int(self._stream.integers(2**62)))
 
     def gradient(self, params: Vector, batch: Batch) -> Vector:
@@ -189,8 +190,16 @@ def client_tasks(
     """What a simulating transport asks for: (client, round, purpose) -> task."""
 
     def task(client: int, round: int, purpose: Purpose) -> ClientObjective:
+        samples = Subset(federation.train, federation.partition[client])
         return ClientObjective(
-            objective, federation, client, seed=seed, round=round, purpose=purpose, precision=precision
+            objective,
+            samples,
+            federation.transform,
+            client=client,
+            seed=seed,
+            round=round,
+            purpose=purpose,
+            precision=precision,
         )
 
     return task

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from .algorithm import Algorithm, Transport, run_round
+from .algorithm import Algorithm, UnreliableTransport, run_round
 from .diagnostics import (
     Traffic,
     Watch,
@@ -22,7 +22,15 @@ from .messages import ServerState
 from .precision import settle
 from .sampling import ExactCohort, Sampling
 from .tasks import Objective, Problem, try_out
-from .transports import MemoryStore, Workers, open_simulation, prepare_workers, usable_workers
+from .transports import (
+    MemoryStore,
+    OnFailure,
+    TransportName,
+    Workers,
+    open_simulation,
+    prepare_workers,
+    usable_workers,
+)
 from .vectors import Layout, Vector
 
 log = logging.getLogger("fedgloss")
@@ -75,6 +83,7 @@ class Round:
     delta_eps: Mapping[str, float]
     down: Traffic
     up: Traffic
+    dropped: Mapping[int, str] = field(default_factory=dict)  # clients of the cohort that were left out, and why
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def steps(
     algorithm: Algorithm,
     plan: Plan,
     state: ServerState,
-    transport: Transport,
+    transport: UnreliableTransport,
     layout: Layout,
     evaluate: Evaluate | None,
 ) -> Iterator[Step]:
@@ -124,6 +133,7 @@ def steps(
             delta_eps=delta_eps_of_round(state, following, unperturbed),
             down=watch.down,
             up=watch.up,
+            dropped=watch.dropped,
         )
         evaluation = None
         if evaluate is not None and plan.evaluates(following.round):
@@ -172,6 +182,9 @@ def train(
     limits: Limits | None = None,
     workers: Workers = 1,
     threads: int = 1,
+    transport: TransportName = "local",
+    address: str = "auto",
+    on_failure: OnFailure = "redo",
     on_step: Callable[[Step], None] | None = None,
 ) -> History:
     """Train and return the history.
@@ -179,7 +192,9 @@ def train(
     ``cohort`` is the number of clients a round, or a sampling. ``workers`` is the number of processes that train
     clients, ``"auto"`` for one per core; it does not change the numbers. (More than one, in a script, needs the
     usual ``if __name__ == "__main__":``.) ``threads`` is how many threads a client computes with: one gives the
-    bits every other way of running gives too; centralised training may take all there are.
+    bits every other way of running gives too; centralised training may take all there are. ``transport="ray"``
+    trains on the Ray cluster at ``address`` (``"auto"``, ``"local"`` or HOST:PORT). A client whose worker died is
+    trained again, unless ``on_failure`` is ``"drop"`` (it is left out of the round) or ``"stop"``.
     """
     plan = Plan(
         rounds=rounds,
@@ -196,14 +211,23 @@ def train(
     if notice is not None:
         log.warning(notice)
     problem = replace(problem, precision=precision)
-    if usable_workers(workers, problem.device) > 1:
+    if transport == "local" and usable_workers(workers, problem.device) > 1:
         prepare_workers()
     objective = Objective(problem.build(seed), problem.loss, problem.device)
     initial = objective.initial()
     state = algorithm.init_server(initial, federation.population)
     history = History(plan, objective.layout, state)
     with open_simulation(
-        algorithm, problem, objective, MemoryStore(), seed=seed, workers=workers, threads=threads
+        algorithm,
+        problem,
+        objective,
+        MemoryStore(),
+        seed=seed,
+        workers=workers,
+        threads=threads,
+        transport=transport,
+        address=address,
+        on_failure=on_failure,
     ) as simulation:
         try_out(objective, initial, federation)
 

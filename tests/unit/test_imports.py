@@ -36,7 +36,8 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "tasks": {"compute", "data", "errors", "messages", "randomness", "vectors"},
     "precision": {"compute", "errors", "models", "tasks", "vectors"},
     "transports": {
-        "algorithm", "codec", "compute", "data", "divergence", "errors", "files", "messages", "precision",
+        "algorithm", "codec", "compute", "data", "divergence", "environment", "errors", "files", "messages",
+        "precision",
         "tasks", "vectors",
     },
     "diagnostics": {"algorithm", "codec", "messages", "vectors"},
@@ -46,7 +47,7 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     },
     "environment": set(),
     "records": {"errors", "files", "training"},
-    "checkpoint": {"codec", "errors", "files", "messages", "records", "transports"},
+    "checkpoint": {"codec", "errors", "files", "messages", "records"},
     "costs": set(),
     "config": {"algorithms", "compute", "data", "errors"},
     "run": {
@@ -61,6 +62,11 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "job": {
         "algorithm", "algorithms", "config", "data", "divergence", "errors", "local", "models", "run", "sampling",
         "tasks", "training",
+    },
+    "federation": {
+        "algorithm", "checkpoint", "codec", "compute", "config", "costs", "data", "environment", "errors", "files",
+        "gradients", "job", "local", "messages", "records", "run", "sampling", "tasks", "training", "transports",
+        "vectors",
     },
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
     "sweep": {"config", "errors"},

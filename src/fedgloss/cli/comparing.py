@@ -23,7 +23,19 @@ from ..errors import InvalidInput
 from ..records import RunFolder
 from ..run import Execution, Job
 from ..training import Step
-from .options import Alpha, Fidelity, Json, Quiet, Rounds, Settings, Source, Split, configured
+from .options import (
+    Address,
+    Alpha,
+    Fidelity,
+    Json,
+    Quiet,
+    Rounds,
+    Settings,
+    Source,
+    Split,
+    Transport,
+    configured,
+)
 from .progress import bar, figures_of
 from .tables import comparison, division
 
@@ -99,10 +111,17 @@ def run_cell(cell: Cell, execution: Execution, events: Any, number: int) -> dict
     return execute(build_job(cell.config), RunFolder(cell.folder), execution, [Report(events, number)])
 
 
-def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) -> list[dict[str, Any]]:
-    """All cells, ``jobs`` at a time; Ctrl-C lets each finish its round and save."""
+def execution_of(cell: Cell, workers: int) -> Execution:
+    """How to carry a cell out: with its share of this machine's cores, or with what a Ray cluster has room for."""
     from ..job import build_execution
 
+    execution = build_execution(cell.config)
+    here = execution.transport == "local" or execution.address == "local"
+    return replace(execution, workers=workers) if here else execution
+
+
+def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) -> list[dict[str, Any]]:
+    """All cells, ``jobs`` at a time; Ctrl-C lets each finish its round and save."""
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
     events: queue.Queue[tuple[int, int, str]] = manager.Queue()
@@ -111,7 +130,7 @@ def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) 
     try:
         with ProcessPoolExecutor(jobs, mp_context=context) as pool, show_many(console, cells) as show:
             futures: list[Future[dict[str, Any]]] = [
-                pool.submit(run_cell, cell, replace(build_execution(cell.config), workers=workers), events, number)
+                pool.submit(run_cell, cell, execution_of(cell, workers), events, number)
                 for number, cell in enumerate(cells)
             ]
             while not all(future.done() for future in futures):
@@ -159,6 +178,8 @@ def compare(
     rounds: Rounds = None,
     fidelity: Fidelity = None,
     settings: Settings = None,
+    transport: Transport = None,
+    address: Address = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the runs; default runs/<name>.")
     ] = None,
@@ -182,6 +203,8 @@ def compare(
             training__rounds=rounds,
             training__seed=seed,
             fidelity=fidelity,
+            run__transport=transport,
+            run__address=address,
         )
 
     numbers = listed(seeds, "--seeds")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InvalidInput
-from . import data
+from ..errors import InvalidInput, WorkerLost
+from . import data, federating
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
 from .measuring import flatness, interpolate, landscape
@@ -43,6 +43,7 @@ def root(
 
 
 app.add_typer(data.app)
+app.add_typer(federating.app)
 app.command("list")(list_all)
 app.command()(show)
 app.command()(plan)
@@ -72,6 +73,9 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
+    except WorkerLost as error:
+        print(f"error: {error}; all up to the last checkpoint is saved, the same command goes on", file=sys.stderr)
+        sys.exit(1)
     except typer.Abort:
         sys.exit(130)
     except Exception as error:

@@ -41,6 +41,15 @@ Fidelity = Annotated[
     str | None, typer.Option("--fidelity", help="paper (default) or released: see docs/fidelity.md.")
 ]
 Workers = Annotated[str | None, typer.Option("--workers", "-w", help="Worker processes: a number, or auto.")]
+Transport = Annotated[
+    str | None, typer.Option("--transport", help="Where clients train: local (this machine) or ray (a cluster).")
+]
+Address = Annotated[
+    str | None, typer.Option("--address", help="The Ray cluster: auto, local (one of its own) or HOST:PORT.")
+]
+OnFailure = Annotated[
+    str | None, typer.Option("--on-failure", help="When a worker dies, its client: redo (default), drop or stop.")
+]
 ClientMemory = Annotated[
     str | None,
     typer.Option("--client-memory", help="RAM for the clients' memories, e.g. 2GB; the rest goes to disk."),

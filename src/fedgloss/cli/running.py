@@ -13,6 +13,7 @@ from ..config import Config, Resolved, resolve
 from ..errors import InvalidInput
 from ..records import RunFolder
 from .options import (
+    Address,
     AllowMissing,
     Alpha,
     Client,
@@ -21,6 +22,7 @@ from .options import (
     Json,
     KeepEvery,
     Method,
+    OnFailure,
     Quiet,
     Rounds,
     RunPath,
@@ -28,6 +30,7 @@ from .options import (
     Settings,
     Source,
     Split,
+    Transport,
     Workers,
     configured,
     number_or_text,
@@ -119,6 +122,9 @@ def run(
     settings: Settings = None,
     out: Out = None,
     workers: Workers = None,
+    transport: Transport = None,
+    address: Address = None,
+    on_failure: OnFailure = None,
     client_memory: ClientMemory = None,
     keep_every: KeepEvery = None,
     track: Track = None,
@@ -138,6 +144,9 @@ def run(
         training__seed=seed,
         fidelity=fidelity,
         run__workers=number_or_text(workers),
+        run__transport=transport,
+        run__address=address,
+        run__on_failure=on_failure,
         run__client_memory=client_memory,
         run__keep_every=keep_every,
     )
@@ -148,6 +157,9 @@ def resume(
     path: RunPath,
     rounds: Rounds = None,
     workers: Workers = None,
+    transport: Transport = None,
+    address: Address = None,
+    on_failure: OnFailure = None,
     client_memory: ClientMemory = None,
     track: Track = None,
     quiet: Quiet = False,
@@ -158,6 +170,9 @@ def resume(
     options = {
         "training.rounds": rounds,
         "run.workers": number_or_text(workers),
+        "run.transport": transport,
+        "run.address": address,
+        "run.on_failure": on_failure,
         "run.client_memory": client_memory,
     }
     resolved = resolve(folder.config, {k: v for k, v in options.items() if v is not None})

@@ -15,6 +15,7 @@ from ..config import Config, Resolved
 from ..errors import InvalidInput
 from ..records import RunFolder
 from .options import (
+    Address,
     Alpha,
     Client,
     Fidelity,
@@ -26,6 +27,7 @@ from .options import (
     Settings,
     Source,
     Split,
+    Transport,
     Workers,
     configured,
     number_or_text,
@@ -62,6 +64,8 @@ def sweep(
     fidelity: Fidelity = None,
     settings: Settings = None,
     workers: Workers = None,
+    transport: Transport = None,
+    address: Address = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the trials.")] = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -87,6 +91,8 @@ def sweep(
             "training__seed": seed,
             "fidelity": fidelity,
             "run__workers": number_or_text(workers),
+            "run__transport": transport,
+            "run__address": address,
             "training__evaluate_on": "validation",
         }
         points = {key.replace(".", "__"): value for key, value in point.items()}

@@ -2,18 +2,21 @@
 
 from .client_store import ClientStore, DiskStore, MemoryStore
 from .pool import PoolTransport, prepare_workers
+from .schedule import OnFailure
 from .serial import SerialTransport, Tasks
-from .simulation import Evaluate, Simulation, Workers, open_simulation, usable_workers
+from .simulation import Evaluate, Simulation, TransportName, Workers, open_simulation, usable_workers
 
 __all__ = [
     "ClientStore",
     "DiskStore",
     "Evaluate",
     "MemoryStore",
+    "OnFailure",
     "PoolTransport",
     "SerialTransport",
     "Simulation",
     "Tasks",
+    "TransportName",
     "Workers",
     "open_simulation",
     "prepare_workers",

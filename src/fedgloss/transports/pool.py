@@ -1,8 +1,6 @@
 """Clients in worker processes: whoever is free takes the next client, and the bits are those of one process.
 
-A client's result depends on the broadcast, its memory and its own random stream alone, and updates are yielded in
-cohort order; so neither the number of workers nor their timing can be seen in the numbers. A worker that dies is
-named and replaced, and what it did is done again.
+A worker that dies is named and replaced, and what it did is done again, unless the user wants it otherwise.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import signal
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
@@ -24,23 +21,21 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, Dropped
 from ..compute import TorchSettings
 from ..errors import InvalidInput, WorkerLost
 from ..messages import Broadcast, ClientState, Update
 from ..tasks import Objective, Problem, SampleSet, evaluation_means, evaluation_starts, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
+from .failures import Failed, explained
+from .schedule import OnFailure, in_order, settle
 from .serial import on_device
 from .shared_memory import Box, Channel, share
-from .worker import EvaluateBatch, Evaluated, Failed, Job, Kit, Ready, TrainClient, Trained, serve
-
-ATTEMPTS = 3  # at a job, before it is blamed for the deaths of its workers
-AHEAD = 4  # jobs per worker that may be done before an earlier one is: bounds what is held back for its turn
+from .worker import EvaluateBatch, Evaluated, Job, Kit, Ready, TrainClient, Trained, serve
 
 log = logging.getLogger("fedgloss")
 
-K = TypeVar("K")
 M = TypeVar("M", bound=ClientState | Update)
 Answer: TypeAlias = tuple[Update, ClientState] | Mapping[str, float] | Exception
 
@@ -101,12 +96,14 @@ class PoolTransport:
         seed: int,
         workers: int,
         environment: Mapping[str, str] | None = None,
+        on_failure: OnFailure = "redo",
         start_method: str | None = None,
     ) -> None:
         self._store = store
         self._federation = problem.federation
         self._context: Any = multiprocessing.get_context(start_method or default_start_method())
         self._count = workers
+        self._on_failure = on_failure
         self._workers: list[_Worker] = []
         self._numbers = itertools.count(1)
         self._outgoing = Box("outgoing")
@@ -153,8 +150,8 @@ class PoolTransport:
         """The process numbers of the workers, as long as they run."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
-    def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
-        self._settle()
+    def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update | Dropped]:
+        settle(self)
         (letter,) = self._outgoing.post(broadcast)
         device = broadcast["params"].device
 
@@ -162,7 +159,10 @@ class PoolTransport:
             memory = self._store.get(client)
             return TrainClient(client, letter, None if memory is None else worker.memory.post(memory)[0])
 
-        for client, answer in self._answers(cohort, job):
+        for client, answer in in_order(self, cohort, job, on_failure=self._on_failure):
+            if isinstance(answer, WorkerLost):
+                yield Dropped(client, str(answer))
+                continue
             update, memory = answer
             if broadcast.purpose == "train":
                 self._store.put(client, memory, broadcast.round)
@@ -170,7 +170,7 @@ class PoolTransport:
 
     def evaluate(self, params: Vector, sets: Sequence[SampleSet]) -> list[dict[str, float]]:
         """The means over each of the sets, their batches shared out among the workers."""
-        self._settle()
+        settle(self)
         (parcel,) = self._outgoing.pack({"params": params})
         samples = [samples_of(self._federation, which) for which in sets]
         parts = [
@@ -178,50 +178,26 @@ class PoolTransport:
             for which, chosen in zip(sets, samples, strict=True)
             for start in evaluation_starts(chosen)
         ]
-        sums = (answer for _, answer in self._answers(parts, lambda part, _: EvaluateBatch(parcel, *part)))
+        sums = (answer for _, answer in in_order(self, parts, lambda part, _: EvaluateBatch(parcel, *part)))
         return [evaluation_means([next(sums) for _ in evaluation_starts(chosen)], chosen) for chosen in samples]
 
-    def _answers(self, keys: Sequence[K], make_job: Callable[[K, _Worker], Job]) -> Iterator[tuple[K, Any]]:
-        """Each key with the answer to its job, in order; jobs of equal keys are done one after the other."""
-        answers: dict[int, Answer] = {}
-        waiting, losses = deque(range(len(keys))), Counter[int]()
-        for turn, key in enumerate(keys):
-            while True:
-                for worker in self._idle():
-                    if not waiting or waiting[0] >= turn + AHEAD * self._count:
-                        break
-                    if keys[waiting[0]] in keys[turn : waiting[0]]:
-                        break
-                    worker.index = waiting.popleft()
-                    worker.job = make_job(keys[worker.index], worker)
-                    with suppress(ConnectionError):  # that it died will be heard
-                        worker.channel.send(worker.job, self._outgoing, worker.memory)
-                if turn in answers:
-                    break
-                for index, answer in self._hear():
-                    if not isinstance(answer, WorkerLost):
-                        answers[index] = answer
-                        continue
-                    losses[index] += 1
-                    if losses[index] == ATTEMPTS:
-                        raise answer
-                    waiting.appendleft(index)
-            answer = answers.pop(turn)
-            if isinstance(answer, Exception):
-                raise answer
-            yield key, answer
+    def size(self) -> int:
+        return self._count
 
-    def _idle(self) -> list[_Worker]:
+    def idle(self) -> list[_Worker]:
         while len(self._workers) < self._count:
             self._workers.append(self._start(next(self._numbers)))
         return [worker for worker in self._workers if worker.ready and worker.job is None]
 
-    def _settle(self) -> None:
-        """Wait for what an exchange that was broken off left behind."""
-        while any(worker.job is not None for worker in self._workers):
-            self._hear()
+    def give(self, worker: _Worker, index: int, job: Job) -> None:
+        worker.index, worker.job = index, job
+        with suppress(ConnectionError):  # that it died will be heard
+            worker.channel.send(job, self._outgoing, worker.memory)
 
-    def _hear(self) -> list[tuple[int, Answer]]:
+    def busy(self) -> bool:
+        return any(worker.job is not None for worker in self._workers)
+
+    def hear(self) -> list[tuple[int, Answer]]:
         """Wait for workers to say something: what came of their jobs. Those that died are replaced."""
         news: list[tuple[int, Answer]] = []
         speaking = wait([worker.channel.connection for worker in self._workers])
@@ -234,7 +210,7 @@ class PoolTransport:
                     news.append((worker.index, lost))
                 continue
             if isinstance(message, Failed) and not worker.ready:
-                raise _explained(message, f"while {worker} started")
+                raise explained(message, f"while {worker} started")
             if not isinstance(message, Ready):
                 news.append((worker.index, _answer(worker, message)))
             worker.ready, worker.job = True, None
@@ -269,7 +245,7 @@ class PoolTransport:
 def _answer(worker: _Worker, message: Trained | Evaluated | Failed) -> Answer:
     """What a worker said, out of the shared memory, which the next job will overwrite."""
     if isinstance(message, Failed):
-        return _explained(message, f"in {worker}, {worker.job}")
+        return explained(message, f"in {worker}, {worker.job}")
     if isinstance(message, Evaluated):
         return message.sums
     update, memory = worker.channel.read(message.update), worker.channel.read(message.memory)
@@ -278,20 +254,6 @@ def _answer(worker: _Worker, message: Trained | Evaluated | Failed) -> Answer:
 
 def _own(message: M) -> M:
     return replace(message, vectors={name: vector.clone() for name, vector in message.vectors.items()})
-
-
-def _explained(failed: Failed, where: str) -> Exception:
-    """The worker's exception, with where it happened: for whoever reads the traceback."""
-    failed.error.add_note(where)
-    failed.error.__cause__ = _InWorker(failed.trace)
-    return failed.error
-
-
-class _InWorker(Exception):
-    """Carries the traceback that stayed behind in a worker."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 @contextmanager

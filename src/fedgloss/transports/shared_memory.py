@@ -191,15 +191,13 @@ def share(box: Box, parts: Mapping[str, object]) -> dict[str, SharedPickle]:
     """
     pickles: dict[str, tuple[bytes, list[pickle.PickleBuffer]]] = {}
     for name, part in parts.items():
-        stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         try:
-            _SharingPickler(stream, buffers).dump(part)
+            pickles[name] = take_apart(part)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InvalidInput(
                 f"{name}: cannot be sent to worker processes ({error}); define its functions and classes "
                 "at the top level of a module, or use 1 worker"
             ) from error
-        pickles[name] = stream.getvalue(), buffers
     shared, end = {}, 0
     for name, (pickled, buffers) in pickles.items():
         spans = []
@@ -212,6 +210,13 @@ def share(box: Box, parts: Mapping[str, object]) -> dict[str, SharedPickle]:
         for buffer, (start, stop) in zip(buffers, shared[name].spans, strict=True):
             box.region.bytes[start:stop] = buffer.raw()
     return shared
+
+
+def take_apart(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """A pickle of the value, and the large arrays in it, which are not copied."""
+    stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _SharingPickler(stream, buffers).dump(value)
+    return stream.getvalue(), buffers
 
 
 class _SharingPickler(pickle.Pickler):

@@ -1,4 +1,4 @@
-"""All clients on this machine: in this process, or in a pool of workers, with the same bits."""
+"""Where all clients run: in this process, in a pool of workers, or on a Ray cluster, with the same bits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Literal, Protocol, TypeAlias
 
-from ..algorithm import Algorithm, Transport
+from ..algorithm import Algorithm, UnreliableTransport
 from ..compute import available_cores, compute_threads, freed_memory_kept
 from ..data import Federation
 from ..errors import InvalidInput
@@ -17,10 +18,15 @@ from ..tasks import Metric, Objective, Problem, SampleSet, client_tasks, evaluat
 from ..vectors import Vector
 from .client_store import ClientStore
 from .pool import PoolTransport
+from .schedule import OnFailure
 from .serial import SerialTransport
 
 Workers: TypeAlias = int | Literal["auto"]
 """How many processes train clients; ``auto`` is one per physical core that this process may use."""
+
+
+TransportName: TypeAlias = Literal["local", "ray"]
+"""Where these processes are: all on this machine, or on a Ray cluster."""
 
 
 class Evaluate(Protocol):
@@ -32,9 +38,8 @@ class Evaluate(Protocol):
 class Simulation:
     """Where clients train and models are evaluated."""
 
-    transport: Transport
+    transport: UnreliableTransport
     evaluate: Evaluate
-    workers: int
 
 
 def usable_workers(workers: Workers, device: str = "cpu") -> int:
@@ -56,25 +61,61 @@ def open_simulation(
     seed: int,
     workers: Workers = 1,
     threads: int = 1,
+    transport: TransportName = "local",
+    address: str = "auto",
+    on_failure: OnFailure = "redo",
 ) -> Iterator[Simulation]:
-    """Open what carries broadcasts to clients. One worker is this process; more are processes of their own.
+    """Open what carries broadcasts to clients. One local worker is this process; more are processes of their own.
+    On Ray every worker is an actor, ``auto`` as many as the cluster at ``address`` has room for.
 
-    The bits depend on ``threads``, the compute threads of a client, but not on ``workers``. bfloat16 on a CPU is
-    left to workers in any case: they can be told which instructions to use, and the run survives them.
+    The bits depend on ``threads``, the compute threads of a client, but not on where the clients run. A client
+    whose worker died is trained again, unless ``on_failure`` says otherwise. bfloat16 on a CPU is left to workers
+    in any case: they can be told which instructions to use, and the run survives them.
     """
     count = usable_workers(workers, problem.device)
+    apart = problem.precision == "bfloat16" and problem.device == "cpu"
+    environment = try_bfloat16().environment if apart else None
     with compute_threads(threads), freed_memory_kept():
-        apart = problem.precision == "bfloat16" and problem.device == "cpu"
-        if count > 1 or apart:
-            environment = try_bfloat16().environment if apart else None
+        if transport == "ray":
+            actors = None if workers == "auto" else count
+            with _ray().RayTransport(
+                algorithm,
+                problem,
+                objective,
+                store,
+                seed=seed,
+                workers=actors,
+                address=address,
+                on_failure=on_failure,
+                environment=environment,
+            ) as cluster:
+                yield Simulation(cluster, cluster.evaluate)
+        elif count > 1 or apart:
             with PoolTransport(
-                algorithm, problem, objective, store, seed=seed, workers=count, environment=environment
+                algorithm,
+                problem,
+                objective,
+                store,
+                seed=seed,
+                workers=count,
+                environment=environment,
+                on_failure=on_failure,
             ) as pool:
-                yield Simulation(pool, pool.evaluate, count)
+                yield Simulation(pool, pool.evaluate)
         else:
             federation = problem.federation.to(objective.device)
             serial = SerialTransport(algorithm, client_tasks(objective, federation, seed, problem.precision), store)
-            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics), 1)
+            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics))
+
+
+def _ray() -> ModuleType:
+    try:
+        from . import ray
+    except ImportError as error:
+        raise InvalidInput(
+            f"run.transport: ray needs other packages ({error}); pip install 'fedgloss[ray]'"
+        ) from None
+    return ray
 
 
 def _evaluate_here(

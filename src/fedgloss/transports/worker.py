@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from ..data import Federation
 from ..errors import InvalidInput
 from ..messages import Broadcast, ClientState, Update
 from ..tasks import Metric, Objective, SampleSet, client_tasks, evaluate_batch, samples_of
+from .failures import Failed, failure
 from .serial import on_device, run_client
 from .shared_memory import Box, Channel, Letter, Parcel, SharedPickle
 
@@ -72,14 +71,6 @@ class Evaluated:
     sums: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Failed:
-    """What went wrong, and where in the worker."""
-
-    error: Exception
-    trace: str
-
-
 class Ready:
     """The worker has its kit and waits for jobs."""
 
@@ -99,7 +90,7 @@ def serve(connection: Connection) -> None:
         try:
             worker = _Worker(channel, channel.receive())
         except Exception as error:
-            channel.send(_failure(error))
+            channel.send(failure(error))
             return
         channel.send(Ready())
         while True:
@@ -124,7 +115,7 @@ class _Worker:
         try:
             reply = self._train(job) if isinstance(job, TrainClient) else self._evaluate(job)
         except Exception as error:
-            reply = _failure(error)
+            reply = failure(error)
         self._channel.send(reply, self._results)
 
     def _train(self, job: TrainClient) -> Trained:
@@ -151,15 +142,6 @@ def _load(channel: Channel, name: str, part: SharedPickle) -> Any:
         raise InvalidInput(
             f"{name}: worker processes cannot import it ({error}); put it into a module of its own, or use 1 worker"
         ) from error
-
-
-def _failure(error: Exception) -> Failed:
-    trace = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception of a kind that cannot travel
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    return Failed(error, trace)
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,226 @@
+"""The server of a federation: the one training loop with sites for clients, saved after every round.
+
+A round's state is on the disk before any site is told that its update was used. So a server that dies goes on from
+its last round, repeats the one it was in, and sites forget what they answered in vain.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import safetensors.torch
+
+from ..algorithm import UnreliableTransport
+from ..checkpoint import Checkpoints
+from ..costs import ledger
+from ..environment import describe_environment
+from ..errors import Diverged, InvalidInput
+from ..files import write_atomically
+from ..messages import ServerState
+from ..records import (
+    FORMAT,
+    Journal,
+    RunFolder,
+    evaluation_line,
+    read_json,
+    read_lines,
+    round_line,
+    write_json,
+)
+from ..run import decisive, fingerprint
+from ..sampling import IndependentCohort
+from ..tasks import Objective, evaluate
+from ..training import Step, steps
+from ..vectors import Vector
+from .definition import Learning, evaluation_federation
+from .exchange import Post, Rules, SiteTransport, TooFewSites
+from .privacy import Noised, check_private
+
+log = logging.getLogger("fedgloss")
+
+
+@dataclass
+class TakenUpdates:
+    """For each site the round of its last update that the server used: the version of the memory it must have."""
+
+    versions: dict[int, int]
+    changed: dict[int, int]
+
+    def flush(self) -> dict[int, int]:
+        flushed, self.changed = self.changed, {}
+        self.versions.update(flushed)
+        return flushed
+
+    def collect(self, kept: Iterable[int]) -> None: ...
+
+    def restore(self, kept: Sequence[Mapping[int, int]]) -> None:
+        self.versions = dict(kept[-1]) if kept else {}
+
+
+def serve(
+    learning: Learning, post: Post, folder: RunFolder, rules: Rules = Rules(), attempts: int = 3
+) -> dict[str, Any]:
+    """Train with the sites to the end of the plan, from the last round that was saved; returns the summary.
+
+    A round with too few answers is done again, at most so many ``attempts`` in a row.
+    """
+    objective = learning.objective()
+    learning.plan.sampling.check(learning.sites)
+    if learning.privacy is not None and not isinstance(learning.plan.sampling, IndependentCohort):
+        raise InvalidInput("privacy: the accountant needs sites drawn independently; set training.participation")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        run = _open_folder(learning, folder)
+        server = _Server(learning, objective, folder, post, run, rules)
+        try:
+            return server.train(attempts)
+        finally:
+            server.close()
+
+
+class _Server:
+    def __init__(
+        self, learning: Learning, objective: Objective, folder: RunFolder, post: Post, run: str, rules: Rules
+    ) -> None:
+        self._learning = learning
+        self._objective = objective
+        self._folder = folder
+        self._checkpoints = Checkpoints(folder)
+        done = max(self._checkpoints.rounds(), default=None)
+        self._state, lengths = self._start(done)
+        self._checkpoints.open(done)
+        self._taken = TakenUpdates({}, {})
+        self._checkpoints.restore(done, self._taken)
+        names = {"rounds": folder.rounds, "incidents": folder.path / "incidents.jsonl"}
+        if learning.privacy is not None:
+            names["privacy"] = folder.path / "privacy.jsonl"
+        self._journals = {name: Journal(path, lengths.get(name, 0)) for name, path in names.items()}
+        self._sites = SiteTransport(
+            post, learning.algorithm, objective.layout, run, rules, dict(self._taken.versions)
+        )
+        self._releases = 0
+        if learning.privacy is not None:
+            self._releases = sum(line["releases"] for line in read_lines(names["privacy"]))
+
+    def close(self) -> None:
+        self._checkpoints.close()
+        for journal in self._journals.values():
+            journal.close()
+
+    def train(self, attempts: int) -> dict[str, Any]:
+        learning, layout = self._learning, self._objective.layout
+        federation, failures = evaluation_federation(learning), 0
+        transport: UnreliableTransport = self._sites
+        if learning.privacy is not None:
+            check_private(self._sites.expected(next(learning.algorithm.server_round(self._state))))
+            transport = Noised(self._sites, learning.privacy)
+
+        def judge(params: Vector) -> Mapping[str, float]:
+            assert federation is not None
+            assert federation.test is not None
+            return evaluate(self._objective, params, federation.test, federation, learning.metrics)
+
+        self._save()
+        judged = judge if federation is not None else None
+        while self._state.round < learning.plan.rounds:
+            self._sites.exchanges = 0
+            try:
+                for step in steps(learning.algorithm, learning.plan, self._state, transport, layout, judged):
+                    self._finish(step)
+                    failures = 0
+            except TooFewSites as error:
+                failures += 1
+                self._note_incidents()
+                if failures == attempts:
+                    raise
+                log.warning("%s; the round is done again", error)
+            except Diverged as error:
+                return self._summarise("diverged", str(error))
+        weights = layout.unpack(self._state.evaluated)
+        write_atomically(self._folder.path / "model.safetensors", safetensors.torch.save(weights))
+        return self._summarise("finished")
+
+    def _finish(self, step: Step) -> None:
+        """Write the round down, save the state, and only then let the sites know."""
+        self._journals["rounds"].append(round_line(step.round))
+        if step.evaluation is not None:
+            self._journals["rounds"].append(evaluation_line(step.evaluation))
+        self._note_incidents()
+        self._account(step)
+        self._state = step.state
+        self._taken.changed = dict(self._sites.used)
+        self._save()
+        self._sites.saved()
+        metrics = step.evaluation.metrics if step.evaluation else {}
+        shown = "".join(f"  {name} {value:.4g}" for name, value in metrics.items())
+        left_out = f"  without {sorted(step.round.dropped)}" if step.round.dropped else ""
+        log.info("round %d  loss %.4g%s%s", step.round.round, step.round.loss, shown, left_out)
+
+    def _account(self, step: Step) -> None:
+        privacy, sampling = self._learning.privacy, self._learning.plan.sampling
+        if privacy is None or not isinstance(sampling, IndependentCohort):
+            return
+        releases, self._sites.exchanges = self._sites.exchanges, 0
+        self._releases += releases
+        epsilon = privacy.spent(sampling.probability, self._releases)
+        self._journals["privacy"].append(
+            {"round": step.round.round, "releases": releases, "epsilon": epsilon, "delta": privacy.delta}
+        )
+
+    def _note_incidents(self) -> None:
+        for incident in self._sites.incidents:
+            log.warning("round %(round)d: site %(site)d %(what)s", incident)
+            self._journals["incidents"].append(incident)
+        self._sites.incidents.clear()
+
+    def _start(self, done: int | None) -> tuple[ServerState, Mapping[str, int]]:
+        learning = self._learning
+        if done is None:
+            return learning.algorithm.init_server(self._objective.initial(), learning.sites), {}
+        manifest = self._checkpoints.manifest(done)
+        if manifest.layout != self._objective.layout.fingerprint:
+            raise InvalidInput(f"{self._folder.path}: its checkpoint is of another network")
+        return self._checkpoints.state(done), manifest.lengths
+
+    def _save(self) -> None:
+        self._checkpoints.save(
+            self._state,
+            self._taken,
+            layout=self._objective.layout.fingerprint,
+            config=fingerprint(self._learning.config),
+            journals=self._journals,
+        )
+
+    def _summarise(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        rounds = read_lines(self._folder.rounds, "round")
+        evaluations = read_lines(self._folder.rounds, "evaluation")
+        travelled = ledger(rounds)
+        summary = {
+            "format": FORMAT,
+            "status": status,
+            "rounds": len(rounds),
+            "planned_rounds": self._learning.plan.rounds,
+            "last_evaluation": evaluations[-1] if evaluations else None,
+            "traffic": {**asdict(travelled), "bytes": travelled.bytes, "factor": travelled.factor},
+            "incidents": len(read_lines(self._folder.path / "incidents.jsonl")),
+            "divergence": reason,
+        }
+        write_json(self._folder.summary, summary)
+        return summary
+
+
+def _open_folder(learning: Learning, folder: RunFolder) -> str:
+    """Begin or recognise the run; returns its name, by which sites find the memory that belongs to it."""
+    identity = folder.path / "federation.json"
+    if not folder.exists:
+        write_json(identity, {"run": uuid.uuid4().hex})
+        write_json(folder.environment, {"format": FORMAT, **describe_environment()})
+        write_atomically(folder.config, learning.config.encode())
+    folder.require()
+    if decisive(folder.config.read_text()) != decisive(learning.config):
+        raise InvalidInput(f"{folder.path}: holds a run with another configuration; choose another run-folder")
+    return str(read_json(identity)["run"])

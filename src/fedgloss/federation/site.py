@@ -1,0 +1,62 @@
+"""A site's part: what it does with a message, and what it answers. Knows nothing of how messages travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..codec import decode, encode, encoded_size
+from ..compute import compute_threads
+from ..errors import Diverged, InvalidInput
+from ..messages import Broadcast
+from ..tasks import ClientObjective
+from ..transports.serial import run_client
+from .definition import Learning, as_samples
+from .memory import SiteMemory
+from .privacy import anonymous
+
+MOST_VECTORS = 4  # that a broadcast carries: what is longer is not even decoded
+
+
+def answer(
+    learning: Learning, node_config: Mapping[str, Any], folder: Path, letter: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the site replies to the server's letter; what it cannot do, it says in words."""
+    try:
+        return _work(learning, node_config, folder, letter)
+    except (InvalidInput, Diverged, OSError) as error:
+        return {"refused": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _work(
+    learning: Learning, node_config: Mapping[str, Any], folder: Path, letter: Mapping[str, Any]
+) -> dict[str, Any]:
+    run, taken, site, data = (letter.get(name) for name in ("run", "taken", "site", "broadcast"))
+    if not (isinstance(run, str) and isinstance(taken, int) and isinstance(site, int) and isinstance(data, bytes)):
+        raise InvalidInput("message: not a letter of a fedgloss server")
+    own = node_config.get("partition-id", site)
+    if own != site:
+        raise InvalidInput(f"message: is for site {site}, this is site {own}")
+    objective = learning.objective()
+    size, params = objective.layout.size, objective.initial()
+    if len(data) > encoded_size(Broadcast({f"vector_{i}": params for i in range(MOST_VECTORS)}, 0)):
+        raise InvalidInput(f"message: {len(data)} bytes are more than any broadcast for this network")
+    broadcast = decode(Broadcast, data, size=size)
+    memory = SiteMemory(folder, run, size=size)
+    with memory.locked(), compute_threads(1):
+        known = memory.settle(taken, broadcast.round)
+        samples = as_samples(learning.client_data(node_config), "client_data")
+
+        def task(client: int, round: int, purpose: Any) -> ClientObjective:
+            seed = learning.plan.seed
+            return ClientObjective(
+                objective, samples, learning.transform, client=client, seed=seed, round=round, purpose=purpose
+            )
+
+        update, after = run_client(learning.algorithm, task, broadcast, site, known)
+        if learning.privacy is not None:
+            update = anonymous(update)
+        if broadcast.purpose == "train":
+            memory.keep(broadcast.round, after)
+    return {"round": broadcast.round, "purpose": broadcast.purpose, "update": encode(update)}

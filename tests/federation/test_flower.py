@@ -1,0 +1,262 @@
+"""A real federation on loopback: SuperLink, proxy and three SuperNodes over TLS with node keys."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgloss import Federation, Problem, train
+from fedgloss.checkpoint import Checkpoints
+from fedgloss.config import resolve
+from fedgloss.costs import ledger
+from fedgloss.federation.create import create
+from fedgloss.job import Network, build_algorithm, build_federation
+from fedgloss.messages import ServerState
+from fedgloss.records import RunFolder, read_lines
+
+pytestmark = pytest.mark.integration
+pytest.importorskip("flwr")
+
+SITES, SAMPLES, PATIENCE = 3, 48, 600
+DATA = f"""
+from fedgloss.config import resolve
+from fedgloss.job import build_federation
+
+TRIAL = build_federation(resolve("digits", {{"data.clients": {SITES}, "data.split": "iid"}}).config)
+SHAPE, CLASSES, TRANSFORM = (1, 32, 32), 10, TRIAL.transform
+
+
+def client_data(node_config):
+    return TRIAL.train.fetch(TRIAL.partition[int(node_config["partition-id"])][:{SAMPLES}])
+
+
+def test_data():
+    return TRIAL.test.inputs[:100], TRIAL.test.targets[:100]
+"""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A folder of `fedgloss federation init` whose start.sh runs."""
+
+    folder: Path
+    port: int
+    proxy: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        return {**os.environ, **quiet, "FLWR_HOME": str(self.folder / "flower")}
+
+    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "flwr"), *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
+
+    def choose(self, algorithm: str) -> None:
+        """Let the app train another method."""
+        path = self.folder / "app/federated/config.toml"
+        path.write_text(re.sub(r'name = "(naive-)?fedgloss"', f'name = "{algorithm}"', path.read_text()))
+
+    def submit(self, run: Path) -> None:
+        ended = self.flwr("run", str(self.folder / "app"), "trial", "--run-config", f'run-folder="{run}"')
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    def finished(self, run: Path) -> dict[str, object]:
+        await_(lambda: (run / "summary.json").exists(), f"{run} to end", self.logs)
+        summary: dict[str, object] = json.loads((run / "summary.json").read_text())
+        return summary
+
+    def logs(self) -> str:
+        tails = [
+            f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.folder / "logs").glob("*.log"))
+        ]
+        return "\n".join(tails)
+
+    def problem(self) -> Problem:
+        """What the sites learn together, as one process sees it."""
+        trial = build_federation(resolve("digits", {"data.clients": SITES, "data.split": "iid"}).config)
+        parts = [trial.partition[site][:SAMPLES] for site in range(SITES)]
+        assert trial.test is not None
+        tests = trial.test.inputs[:100], trial.test.targets[:100]  # type: ignore[attr-defined]
+        inputs, targets = trial.train.inputs, trial.train.targets  # type: ignore[attr-defined]
+        federation = Federation.from_arrays(inputs, targets, clients=parts, test=tests, transform=trial.transform)
+        return Problem(federation, Network("cnn", (1, 32, 32), 10))
+
+
+def await_(what: object, name: str, logs: object = str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"waited in vain for {name}\n{logs()}"  # type: ignore[operator]
+        time.sleep(0.2)
+
+
+def family(root: int) -> list[int]:
+    """A process and all that it started."""
+    rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in rows.splitlines():
+        pid, parent = map(int, line.split())
+        children.setdefault(parent, []).append(pid)
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def of_folder(folder: Path) -> list[str]:
+    """Processes that name the folder, or that a process of the folder's environment started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environment, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in environment + command and path.name != str(os.getpid()):
+            found.append(command.replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("federation") / "trial"
+    create(folder, sites=SITES)
+    (folder / "app/federated/data.py").write_text(DATA)
+    text = (folder / "start.sh").read_text() + (folder / "site.sh").read_text()
+    port = int(re.findall(r"--port (\d+)", text)[0])
+    proxy = int(re.findall(r"127.0.0.1:(\d+)\}", text)[0])
+    started = Deployment(folder, port, proxy)
+    log = (folder / "start.log").open("w")
+    process = subprocess.Popen([folder / "start.sh"], stdout=log, stderr=log, start_new_session=True)
+    try:
+        await_((folder / "ready").exists, "the federation to start", lambda: (folder / "start.log").read_text())
+        yield started
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        log.close()
+    # all ports are free and no process is left
+    await_(lambda: not of_folder(folder), f"the end of {of_folder(folder)}")
+    for number in (port, proxy, *range(port + 2, port + 2 + SITES)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", number))
+
+
+def final(run: Path) -> ServerState:
+    checkpoints = Checkpoints(RunFolder(run))
+    return checkpoints.state(max(checkpoints.rounds()))
+
+
+def serial(deployment: Deployment) -> ServerState:
+    config = resolve(deployment.folder / "app/federated/config.toml").config
+    torch.set_num_threads(1)
+    history = train(build_algorithm(config), deployment.problem(), rounds=3, cohort=SITES, eval_every=1)
+    return history.state
+
+
+def equal(one: ServerState, other: ServerState) -> bool:
+    return one.vectors.keys() == other.vectors.keys() and all(one[n].equal(other[n]) for n in one.vectors)
+
+
+def test_three_sites_give_the_bits_of_one_process_and_the_bytes_of_the_ledger(deployment: Deployment) -> None:
+    run = deployment.folder / "fedgloss"
+    deployment.submit(run)
+    summary = deployment.finished(run)
+    assert summary["status"] == "finished", deployment.logs()
+    assert summary["incidents"] == 0
+    assert equal(final(run), serial(deployment))
+    rows = [line.split() for line in (deployment.folder / "proxy/access.log").read_text().splitlines()]
+    measured = sum(int(received) + int(sent) for _, received, sent, _ in rows)
+    counted = ledger(read_lines(run / "rounds.jsonl", "round")).bytes
+    assert counted == pytest.approx(measured, rel=0.02)
+
+
+def test_a_site_killed_and_restarted_mid_run_changes_no_bit(deployment: Deployment) -> None:
+    deployment.choose("naive-fedgloss")
+    run, folder = deployment.folder / "naive", deployment.folder
+    deployment.submit(run)
+    await_(lambda: (run / "rounds.jsonl").exists() and read_lines(run / "rounds.jsonl"), "a round", deployment.logs)
+    victim = int((folder / "logs/site-1.pid").read_text())
+    for process in family(victim):
+        os.kill(process, signal.SIGKILL)
+    with (folder / "logs/site-1-again.log").open("w") as log:
+        again = subprocess.Popen([folder / "site.sh", "1"], stdout=log, stderr=log, start_new_session=True)
+    try:
+        summary = deployment.finished(run)
+    finally:
+        members = family(again.pid)
+        for process in members:
+            os.kill(process, signal.SIGKILL)
+        again.wait()
+    assert summary["status"] == "finished", deployment.logs()
+    assert equal(final(run), serial(deployment))
+
+
+def ask(port: int, path: str, authority: Path) -> int:
+    context = ssl.create_default_context(cafile=str(authority))
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
+    try:
+        connection.request("POST", path, body=b"", headers={"Content-Type": "application/x-protobuf"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_proxy_passes_the_fleet_s_routes_alone(deployment: Deployment) -> None:
+    authority = deployment.folder / "certificates/ca.crt"
+    # without the proxy the control API answers whoever asks: this is what the proxy is for
+    assert ask(deployment.port, "/v1/control/list-nodes", authority) == 200
+    for path in (
+        "/v1/control/list-nodes",
+        "/v1/control/start-run",
+        "/v1/fleet/../control/list-nodes",
+        "/v1/fleet/%2e%2e/control/list-nodes",
+        "/v1/fleet/..%2fcontrol/list-nodes",
+        "//v1/control/list-nodes",
+        "/V1/CONTROL/list-nodes",
+        "/v1/runtime/acquire-task",
+        "/health",
+        "/",
+    ):
+        assert ask(deployment.proxy, path, authority) in (403, 404), path
+    command = [str(Path(sys.executable).parent / "flwr"), "supernode", "list", "proxy"]
+    config = deployment.folder / "flower/config.toml"
+    config.write_text(
+        config.read_text()
+        + f'\n[superlink.proxy]\naddress = "127.0.0.1:{deployment.proxy}"\nroot-certificates = "{authority}"\n'
+    )
+    ended = subprocess.run(command, env=deployment.environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode != 0
+    # and a message without a node's signature is not heard
+    assert ask(deployment.proxy, "/v1/fleet/pull-messages", authority) in (400, 401, 403)
+
+
+def test_an_unknown_node_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    create(other, sites=1)
+    command = [
+        str(Path(sys.executable).parent / "flower-supernode"), "--superlink", f"127.0.0.1:{deployment.proxy}",
+        "--root-certificates", str(deployment.folder / "certificates/ca.crt"), "--max-retries", "1",
+        "--port", str(deployment.port + 20),
+    ]  # fmt: skip
+    for key in (["--auth-supernode-private-key", str(other / "keys/site-0")], []):
+        ended = subprocess.run(
+            [*command, *key], env=deployment.environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert ended.returncode != 0, ended.stdout + ended.stderr
+    listed = deployment.flwr("supernode", "list", "trial", "--format", "json")
+    assert len(json.loads(listed.stdout)["nodes"]) == SITES, listed.stdout

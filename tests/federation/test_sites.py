@@ -1,0 +1,336 @@
+"""Sites and server without a network between them: the bits of one process, and every fault survived."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation.sites import LOCAL, SITES, Courier, learning, problem
+
+from fedgloss import FedGloSS, InvalidInput, Sam, train
+from fedgloss.algorithms import METHODS, build
+from fedgloss.checkpoint import Checkpoints
+from fedgloss.codec import decode, encode
+from fedgloss.federation import Privacy, Reply, Rules, SiteMemory, TooFewSites, serve
+from fedgloss.messages import ClientState, ServerState, Update
+from fedgloss.records import RunFolder, read_json, read_lines
+from fedgloss.sampling import ExactCohort, IndependentCohort
+
+FEDGLOSS = FedGloSS(0.05, 5.0, LOCAL, Sam(0.05))
+
+
+def final(folder: RunFolder) -> ServerState:
+    checkpoints = Checkpoints(folder)
+    return checkpoints.state(max(checkpoints.rounds()))
+
+
+def equal(one: ServerState, other: ServerState) -> bool:
+    return one.vectors.keys() == other.vectors.keys() and all(one[n].equal(other[n]) for n in one.vectors)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if not METHODS[n].centralised and n not in ("swa", "wima")])
+def test_sites_give_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
+    chosen = learning(name)
+    folder = RunFolder(tmp_path / "run")
+    summary = serve(chosen, Courier(chosen, tmp_path), folder)
+    alone = train(chosen.algorithm, problem(), rounds=3, cohort=SITES, eval_every=1)
+    assert equal(final(folder), alone.state)
+    assert summary["status"] == "finished"
+    assert summary["last_evaluation"]["metrics"] == dict(alone.evaluations[-1].metrics)
+    assert (folder.path / "model.safetensors").exists()
+
+
+# Memory
+
+
+def test_memory_is_never_ahead_of_the_server(tmp_path: Path) -> None:
+    run = "0" * 32
+    memory = SiteMemory(tmp_path, run, size=2)
+    with memory.locked():
+        assert memory.settle(-1, 0) is None
+        memory.keep(0, ClientState({"dual": torch.tensor([1.0, 0.0])}))
+        memory.keep(1, ClientState({"dual": torch.tensor([2.0, 0.0])}))
+        again = SiteMemory(tmp_path, run, size=2)  # after a crash
+        kept = again.settle(0, 2)  # the update of round 1 was never used
+        assert kept is not None
+        assert kept["dual"].tolist() == [1.0, 0.0]
+        assert again.versions() == [0]
+        again.keep(2, ClientState({"dual": torch.tensor([3.0, 0.0])}))
+        with pytest.raises(InvalidInput, match="of round 1, but this site has worked on round 2 already"):
+            again.settle(0, 1)  # a letter that was long on its way
+        assert again.versions() == [0, 2]
+        with pytest.raises(InvalidInput, match="used this site's update of round 1, but its memory of it is gone"):
+            again.settle(1, 3)
+        assert again.versions() == [0, 2]
+
+
+@pytest.mark.parametrize("run", ["", "../" + "0" * 29, "0" * 31, "G" * 32])
+def test_a_run_s_name_cannot_lead_out_of_the_folder(run: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="does not name a run"):
+        SiteMemory(tmp_path, run, size=2)
+
+
+def sigma_law(folder: RunFolder, courier: Courier) -> float:
+    """How far the server's dual is from the mean of the sites' duals, relatively."""
+    state, run = final(folder), read_json(folder.path / "federation.json")["run"]
+    versions = Checkpoints(folder).versions(state.round)
+    duals = [courier.memory(site, run, version)["dual"].double() for site, version in versions.items()]
+    mean = torch.stack(duals).sum(0) / SITES
+    return float((state["dual"].double() - mean).norm() / mean.norm())
+
+
+def test_sigma_stays_the_mean_of_the_sites_when_replies_are_lost(tmp_path: Path) -> None:
+    """A site that trained, saved and answered, but whose answer was lost, takes its dual back."""
+    chosen = learning(FEDGLOSS, rounds=6)
+    lost = {(1, 0), (2, 0), (3, 2)}
+
+    def fault(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> Sequence[Reply] | None:
+        return [] if (honest["round"], site) in lost else None
+
+    folder, courier = RunFolder(tmp_path / "run"), Courier(chosen, tmp_path, fault)
+    serve(chosen, courier, folder)
+    rounds = read_lines(folder.rounds, "round")
+    assert [list(line.get("dropped", {})) for line in rounds] == [[], ["0"], ["0"], ["2"], [], []]
+    assert rounds[1]["dropped"]["0"] == "did not answer in time"
+    assert [(i["round"], i["site"]) for i in read_lines(folder.path / "incidents.jsonl")] == sorted(lost)
+    assert sigma_law(folder, courier) < 1e-5
+
+
+def test_the_round_without_a_site_is_that_of_the_others(tmp_path: Path) -> None:
+    chosen = learning(FEDGLOSS, rounds=1)
+    folder = RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path, lambda site, *_: [] if site == 1 else None), folder)
+    other = learning(FEDGLOSS, rounds=1)
+    state = other.algorithm.init_server(other.objective().initial(), SITES)
+    from fedgloss.algorithm import run_round
+    from fedgloss.tasks import Objective, client_tasks
+    from fedgloss.transports import MemoryStore, SerialTransport
+
+    task = problem()
+    objective = Objective(task.build(0), task.loss)
+    transport = SerialTransport(FEDGLOSS, client_tasks(objective, task.federation, 0), MemoryStore())
+    cohort = [site for site in ExactCohort(SITES).cohort(SITES, 0, 0) if site != 1]
+    assert equal(final(folder), run_round(FEDGLOSS, state, cohort, transport))
+
+
+# Faults
+
+
+def broken(honest: dict[str, Any], **changes: Any) -> Update:
+    return replace(decode(Update, honest["update"]), **changes)
+
+
+def with_value(honest: dict[str, Any], value: float) -> bytes:
+    update = decode(Update, honest["update"])
+    delta = update["delta"].clone()
+    delta[7] = value
+    return encode(replace(update, vectors={"delta": delta}))
+
+
+FAULTS = {
+    "a NaN": (lambda h: h | {"update": with_value(h, float("nan"))}, "sent a delta that is not finite"),
+    "an infinity": (lambda h: h | {"update": with_value(h, float("inf"))}, "sent a delta that is not finite"),
+    "a huge norm": (lambda h: h | {"update": with_value(h, 1e9)}, "sent a delta of norm 1e+09, above 1e+06"),
+    "the wrong shape": (
+        lambda h: h | {"update": encode(broken(h, vectors={"delta": torch.zeros(5)}))},
+        "bytes where an update has",
+    ),
+    "another name": (
+        lambda h: h | {"update": encode(broken(h, vectors={"dalta": decode(Update, h["update"])["delta"]}))},
+        "sent ['dalta'], asked was ['delta']",
+    ),
+    "another type": (
+        lambda h: h | {"update": encode(broken(h, vectors={"delta": torch.zeros(605, dtype=torch.float64)}))},
+        "where an update has",
+    ),
+    "an old round": (lambda h: h | {"round": h["round"] - 1}, "answered round 0 ('train'), asked was 1 (train)"),
+    "another purpose": (lambda h: h | {"purpose": "probe"}, "answered round 1 ('probe')"),
+    "no samples": (lambda h: h | {"update": encode(broken(h, size=0))}, "says that it has 0 samples"),
+    "a loss that is not finite": (
+        lambda h: h | {"update": encode(broken(h, scalars={n: float("nan") for n in broken(h).scalars}))},
+        "that is not finite",
+    ),
+    "garbage": (lambda h: h | {"update": b"\xff" * len(h["update"])}, "message: not a safetensors message"),
+    "a bomb": (lambda h: h | {"update": b"\x00" * 10**7}, "sent 10000000 bytes where an update has"),
+    "text": (lambda h: h | {"update": "zeros"}, "sent no bytes where an update has"),
+    "nothing": (lambda h: {}, "answered round None"),
+    "a refusal": (lambda h: {"refused": "out of memory"}, "refused: out of memory"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_reply_is_refused_and_named_and_the_round_goes_on(name: str, tmp_path: Path) -> None:
+    spoil, reason = FAULTS[name]
+    chosen = learning(FEDGLOSS, rounds=3)
+
+    def fault(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> Sequence[Reply] | None:
+        return [Reply(site, spoil(honest))] if site == 2 and honest["round"] == 1 else None
+
+    folder, courier = RunFolder(tmp_path / "run"), Courier(chosen, tmp_path, fault)
+    summary = serve(chosen, courier, folder)
+    assert summary["status"] == "finished"
+    dropped = [line.get("dropped", {}) for line in read_lines(folder.rounds, "round")]
+    assert [list(names) for names in dropped] == [[], ["2"], []]
+    assert reason in dropped[1]["2"]
+    assert sigma_law(folder, courier) < 1e-5  # what was refused left no trace at the site
+
+
+def test_a_second_reply_is_ignored_and_named(tmp_path: Path) -> None:
+    chosen = learning(FEDGLOSS)
+    honest_folder, folder = RunFolder(tmp_path / "honest"), RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path / "a"), honest_folder)
+
+    def twice(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> Sequence[Reply] | None:
+        other = honest | {"update": with_value(honest, 1.0)}
+        return [Reply(site, honest), Reply(site, other)] if site == 0 else None
+
+    serve(chosen, Courier(chosen, tmp_path / "b", twice), folder)
+    assert equal(final(folder), final(honest_folder))
+    incidents = read_lines(folder.path / "incidents.jsonl")
+    assert [i["what"] for i in incidents] == ["replied twice; the first reply counts"] * 3
+
+
+def test_too_few_sites_and_the_round_is_done_again_to_the_same_bits(tmp_path: Path) -> None:
+    chosen = learning("naive-fedgloss", rounds=3)
+    honest_folder, folder = RunFolder(tmp_path / "honest"), RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path / "a"), honest_folder)
+    failures = iter([True, True])
+
+    def fault(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> Sequence[Reply] | None:
+        late = honest["round"] == 1 and honest["purpose"] == "train" and site == 2 and next(failures, False)
+        return [Reply(site, error="failed")] if late else None
+
+    serve(chosen, Courier(chosen, tmp_path / "b", fault), folder, Rules(minimum=3))
+    assert equal(final(folder), final(honest_folder))
+    assert len(read_lines(folder.path / "incidents.jsonl")) == 2
+    always = Courier(chosen, tmp_path / "c", lambda site, *_: [] if site == 1 else None)
+    with pytest.raises(
+        TooFewSites, match=r"round 0: 2 of 3 sites answered, at least 3 are needed \(site 1 did not"
+    ):
+        serve(chosen, always, RunFolder(tmp_path / "never"), Rules(minimum=3))
+
+
+# A server that dies
+
+
+class PowerCut(BaseException):
+    """Ends the server where it stands."""
+
+
+@pytest.mark.parametrize("name", ["fedgloss", "naive-fedgloss", "scaffold"])
+@pytest.mark.parametrize("cut", [2, 4, 7])
+def test_a_server_that_died_goes_on_to_the_same_bits(name: str, cut: int, tmp_path: Path) -> None:
+    chosen = learning(name, rounds=4)
+    whole, folder = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path / "a"), whole)
+    answers = iter(range(100))
+
+    def fault(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> None:
+        if next(answers) == cut:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        serve(chosen, Courier(chosen, tmp_path / "b", fault), folder)
+    serve(chosen, Courier(chosen, tmp_path / "b"), folder)
+    assert equal(final(folder), final(whole))
+    assert folder.rounds.read_bytes() == whole.rounds.read_bytes()
+
+
+def test_sites_are_told_only_after_the_state_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = learning("fedgloss", rounds=3)
+    folder, courier = RunFolder(tmp_path / "run"), Courier(chosen, tmp_path)
+    save = Checkpoints.save
+
+    def cut(self: Checkpoints, state: ServerState, *args: Any, **options: Any) -> None:
+        if state.round == 2:
+            raise PowerCut
+        save(self, state, *args, **options)
+
+    monkeypatch.setattr(Checkpoints, "save", cut)
+    with pytest.raises(PowerCut):
+        serve(chosen, courier, folder)
+    assert {letter["taken"] for letter in courier.letters} == {-1, 0}
+    monkeypatch.undo()
+    serve(chosen, courier, folder)
+    assert {letter["taken"] for letter in courier.letters[-3:]} == {1}
+    alone = train(chosen.algorithm, problem(), rounds=3, cohort=SITES, eval_every=1)
+    assert equal(final(folder), alone.state)
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    one = learning("fedgloss", rounds=1, config="[local]\nlr = 0.1\n")
+    serve(one, Courier(one, tmp_path), folder)
+    other = learning("fedgloss", rounds=1, config="[local]\nlr = 0.2\n")
+    with pytest.raises(InvalidInput, match="holds a run with another configuration"):
+        serve(other, Courier(other, tmp_path), folder)
+
+
+# What a site refuses
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"run": 3}, "not a letter of a fedgloss server"),
+        ({"broadcast": b"\x00" * 10**6}, "1000000 bytes are more than any broadcast for this network"),
+        ({"broadcast": b"\x80\x04K\x01."}, "message: not a safetensors message"),
+        ({"site": 1}, "is for site 1, this is site 0"),
+        ({"taken": 5}, "memory of it is gone"),
+    ],
+)
+def test_a_site_refuses_what_is_no_letter(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    from fedgloss.federation import answer
+    from fedgloss.messages import Broadcast
+
+    chosen = learning("fedgloss")
+    broadcast = encode(Broadcast({"params": chosen.objective().initial()}, 0))
+    letter = {"run": "0" * 32, "site": 0, "taken": -1, "broadcast": broadcast}
+    assert "update" in answer(chosen, {"partition-id": 0}, tmp_path, letter)
+    refusal = answer(chosen, {"partition-id": 0}, tmp_path, letter | change)
+    assert reason in refusal["refused"]
+    assert json.dumps(refusal)
+
+
+# Privacy
+
+
+def test_privacy_clips_what_is_sent_and_what_is_kept_and_accounts_for_the_noise(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = Privacy(clip=0.5, noise=1.1)
+    algorithm = build("fedgloss", privacy.clipped(LOCAL))
+    sampling = IndependentCohort(0.6)
+    chosen = learning(algorithm, rounds=4, sampling=sampling, privacy=privacy)
+    norms: list[float] = []
+
+    def look(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> None:
+        update = decode(Update, honest["update"])
+        norms.append(float(update["delta"].norm()))
+        assert update.size == 1
+        assert set(update.scalars.values()) == {0.0}
+
+    folder, courier = RunFolder(tmp_path / "run"), Courier(chosen, tmp_path, look)
+    serve(chosen, courier, folder)
+    assert max(norms) == pytest.approx(0.5, rel=1e-5)
+    spent = [line["epsilon"] for line in read_lines(folder.path / "privacy.jsonl")]
+    assert spent == [privacy.spent(0.6, done) for done in (1, 2, 3, 4)]
+    assert sorted(spent) == spent
+    # a published point: q = 0.01, noise 4, 10,000 steps, delta 1e-5 is epsilon 1.26 (Abadi et al. 2016)
+    assert Privacy(clip=1.0, noise=4.0).spent(0.01, 10_000) == pytest.approx(1.26, abs=0.25)
+    assert sigma_law(folder, courier) > 0.1  # the noise is the server's alone, by design
+
+
+def test_privacy_needs_independent_sampling_and_methods_that_send_deltas_alone(tmp_path: Path) -> None:
+    privacy = Privacy(clip=0.5, noise=1.0)
+    one = learning(build("fedavg", privacy.clipped(LOCAL)), privacy=privacy)
+    with pytest.raises(InvalidInput, match=r"needs sites drawn independently; set training\.participation"):
+        serve(one, Courier(one, tmp_path), RunFolder(tmp_path / "run"))
+    sampling = IndependentCohort(1.0)
+    other = learning(build("scaffold", privacy.clipped(LOCAL)), sampling=sampling, privacy=privacy)
+    with pytest.raises(InvalidInput, match="this method sends control_delta too, which is not clipped"):
+        serve(other, Courier(other, tmp_path), RunFolder(tmp_path / "other"))
