@@ -309,10 +309,18 @@ class Showing:
             self._progress.start()
         return self
 
+    def _finish(self) -> None:
+        """An iteration may end before its limit: its bar is then full, and its clock stands."""
+        if self._progress is not None and self._progress.tasks:
+            last = self._progress.tasks[-1]
+            self._progress.update(last.id, total=last.completed)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._progress is not None:
+            if error is None:
+                self._finish()
             self._progress.stop()
         if isinstance(error, KeyboardInterrupt):
             self._console.print("stopped; what was computed is kept, and the same command goes on", highlight=False)
@@ -323,6 +331,7 @@ class Showing:
             key = label, what
             if self._progress is not None:
                 if key not in self._tasks:
+                    self._finish()
                     self._tasks[key] = self._progress.add_task(f"{label}: {what}", total=total, figures="")
                 self._progress.update(self._tasks[key], completed=done, total=total)
             elif (share := (4 if total >= 20 else 1) * done // total) > self._shares.get(key, -1):
