@@ -215,7 +215,7 @@ def test_scales_seeds_and_hover(flat: Opened) -> None:
     page.mouse.move(box["x"] + point[0] - 3, box["y"] + point[1] - 3)
     page.mouse.move(box["x"] + point[0], box["y"] + point[1], steps=3)
     loss.locator(".hoverlayer .hovertext").first.wait_for()
-    assert "round" in loss.locator(".hoverlayer").inner_text()
+    assert "round" in (loss.locator(".hoverlayer").text_content() or "")
 
 
 def test_dark_follows_the_system_and_the_button(browser: Browser, flat_report: Path) -> None:
@@ -321,7 +321,7 @@ def test_markup_is_shown_as_text(browser: Browser, tmp_path: Path) -> None:
     assert page.locator("main img, main b:has-text('bold'), main i, main u").count() == 0
     assert evil in page.locator("details.run").first.inner_text()
     assert "<i>broken" in page.locator("#skipped").inner_text()
-    ticks = page.locator('[data-chart="division"] .ytick').all_inner_texts()
+    ticks = page.locator('[data-chart="division"] .ytick').all_text_contents()
     assert any(text.startswith("<img src=x") for text in ticks)
     assert "taken" not in page.title()
     assert dialogs == []
