@@ -20,7 +20,8 @@ $(VENV)/.dev: $(VENV)/.base
 	@touch $@
 
 demo: $(VENV)/.base
-	@$(BIN)/python examples/digits.py
+	@$(BIN)/fedgloss compare digits --methods fedavg,fedsam,fedsmoo,fedgloss --clients sam --out runs/demo
+	@$(BIN)/fedgloss report runs/demo --out runs/demo/report.html
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -31,6 +32,7 @@ test: lint
 	@$(BIN)/pytest -n 2 -m "not integration and not slow"
 
 test-integration: $(VENV)/.dev
+	@bash scripts/integration-setup.sh
 	@$(BIN)/pytest -m integration tests
 
 test-slow: $(VENV)/.dev

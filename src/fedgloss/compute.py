@@ -5,11 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+"""What a network computes in while it trains; weights, gradients and evaluations are float32 in any case."""
+
+
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Layers inside the block compute in this precision where that is safe (losses and norms stay exact)."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 @contextmanager

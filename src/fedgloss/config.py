@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from .algorithms import FIDELITIES, METHODS
+from .compute import Precision
 from .data.federate import SPLITS
 from .errors import InvalidInput
 
@@ -82,6 +83,7 @@ class TrainingSection(Section):
     client_accuracy: bool = False
     true_delta_eps: bool = False
     max_norm: Positive = 1e6
+    precision: Precision = "float32"
 
 
 class RunSection(Section):
@@ -95,6 +97,7 @@ class RunSection(Section):
     client_memory: Annotated[str, Field(pattern=r"^\d+(\.\d+)?\s*[KMGT]?i?B?$")] | None = None
     checkpoint_seconds: NotNegative = 60.0
     keep_every: Count | None = None
+    note: str | None = None
 
 
 class Config(Section):

@@ -59,15 +59,35 @@ class Reached:
 
 
 def reach(
-    rounds: Lines, evaluations: Lines, target: float, *, metric: str = "accuracy", every: int = 1
+    evaluated: Sequence[int],
+    values: Sequence[float],
+    travelled: Sequence[float],
+    target: float,
+    *,
+    every: int = 1,
 ) -> Reached | None:
     """The first evaluation at or above ``target``, on the grid of every ``every`` rounds; None if never.
 
-    The value is the raw one of that evaluation, not a running mean.
+    The evaluations are given as columns: the rounds done, the metric, and the bytes that had travelled by then. The
+    value is the raw one of that evaluation, not a running mean.
+
+    >>> reach([50, 100, 150, 200], [0.3, 0.5, 0.8, 0.7], [10, 20, 30, 40], target=0.6, every=100)
+    Reached(rounds=200, bytes=40)
     """
-    for line in evaluations:
-        if line["rounds"] % every == 0 and line["metrics"][metric] >= target:
-            done = line["rounds"]
-            travelled = sum(r["down"]["bytes"] + r["up"]["bytes"] for r in rounds if r["round"] < done)
-            return Reached(done, travelled)
+    for done, value, sent in zip(evaluated, values, travelled, strict=True):
+        if done % every == 0 and value >= target:
+            return Reached(int(done), int(sent))
     return None
+
+
+def size(count: float) -> str:
+    """Bytes in words.
+
+    >>> size(1_500_000_000), size(12)
+    ('1.5 GB', '12 B')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

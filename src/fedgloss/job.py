@@ -86,7 +86,7 @@ def build_problem(config: Config) -> Problem:
     shape = tuple(federation.transform.test(picture).shape[1:])
     classes = len(federation.classes) or int(federation.train.targets.max()) + 1
     network = Network(config.model.name, shape, classes, config.model.weights, dict(config.model.options))
-    return Problem(federation, network, device=config.run.device)
+    return Problem(federation, network, device=config.run.device, precision=config.training.precision)
 
 
 def build_plan(config: Config) -> Plan:

@@ -119,6 +119,35 @@ def _one_client(job: Job, objective: Objective, batches: int) -> tuple[ServerSta
     return run_round(job.algorithm, state, [0], watch), store.get(0) or ClientState(), watch
 
 
+@dataclass
+class Counted(FewBatches):
+    """A task that counts the gradients taken and the batches they were taken on."""
+
+    tally: dict[str, int]
+
+    def batches(self, batch_size: int, epochs: int) -> Iterator[Any]:
+        for batch in super().batches(batch_size, epochs):
+            self.tally["steps"] += 1
+            yield batch
+
+    def gradient(self, params: Vector, batch: Any) -> Vector:
+        self.tally["gradients"] += 1
+        return super().gradient(params, batch)
+
+
+def gradients_per_step(job: Job) -> float:
+    """Gradients a client takes for each of its local steps, counted in a few steps of one client."""
+    objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
+    tasks = client_tasks(objective, job.problem.federation, job.plan.seed)
+    tally = {"steps": 0, "gradients": 0}
+    counting = SerialTransport(
+        job.algorithm, lambda k, t, purpose: Counted(tasks(k, t, purpose), STEPS, tally), MemoryStore()
+    )
+    state = job.algorithm.init_server(objective.initial(), job.problem.federation.population)
+    run_round(job.algorithm, state, [0], counting)
+    return tally["gradients"] / tally["steps"]
+
+
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = work()

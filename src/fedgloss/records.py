@@ -1,8 +1,9 @@
 """A run on disk: one folder from which every number can be read again.
 
-``config.toml`` (fully resolved), ``environment.json``, ``rounds.jsonl`` (a line a round, and a line an evaluation),
-``timings.jsonl`` (what depends on the machine's mood, so that ``rounds.jsonl`` does not), ``checkpoints/``,
-``clients/`` and ``summary.json``. Readers need nothing but this folder.
+``config.toml`` (fully resolved), ``environment.json``, ``federation.json`` (which client has what),
+``rounds.jsonl`` (a line a round, and a line an evaluation), ``timings.jsonl`` (what depends on the machine's mood,
+so that ``rounds.jsonl`` does not), ``checkpoints/``, ``clients/`` and ``summary.json``. Readers need nothing but
+this folder.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.environment = path / "environment.json"
+        self.federation = path / "federation.json"
         self.rounds = path / "rounds.jsonl"
         self.timings = path / "timings.jsonl"
         self.summary = path / "summary.json"
@@ -43,6 +45,12 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         return self.config.is_file()
+
+    @property
+    def vacant(self) -> bool:
+        """Whether a run may begin here: nothing is there but what one that died at once has left."""
+        begun = {".lock", self.environment.name, self.federation.name}
+        return all(p.name in begun or p.name.endswith(".part") for p in self.path.iterdir())
 
     def require(self) -> RunFolder:
         """This folder, if it holds a run of a format we know."""

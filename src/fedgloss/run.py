@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
@@ -18,10 +18,12 @@ from .algorithm import Algorithm
 from .algorithms import TailAverage
 from .checkpoint import Checkpoints, summary_of_differences
 from .costs import ledger
+from .data.statistics import portrait
 from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
 from .files import disk_errors, write_atomically
 from .messages import ServerState
+from .precision import settle
 from .records import (
     FORMAT,
     Journal,
@@ -125,6 +127,8 @@ class Interruption:
 
 def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequence[Tracker] = ()) -> dict[str, Any]:
     """Start the run, or go on with it to the same bits, and return its summary."""
+    precision, notice = settle(job.problem.precision, job.problem.device)
+    job = replace(job, problem=replace(job.problem, precision=precision))
     objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
     try_out(objective, objective.initial(), job.problem.federation)
     job.plan.sampling.check(job.problem.federation.population)
@@ -133,7 +137,7 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
     with folder.locked():
         if execution.transport == "local" and usable_workers(execution.workers, job.problem.device) > 1:
             prepare_workers()
-        notices = _open_folder(job, folder)
+        notices = [*([notice] if notice else []), *_open_folder(job, folder)]
         checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
         algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
         state, lengths = _starting_point(job, algorithm, objective, checkpoints)
@@ -256,15 +260,16 @@ def _journals(folder: RunFolder) -> dict[str, Path]:
 
 def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     """Begin or recognise the run; returns what the user should know before it goes on."""
-    environment = describe_environment()
+    environment = describe_environment() | {"precision": job.problem.precision}
     notes = job.problem.federation.notes
     left = notes.get("left out")
     notices = [f"trains without {left['missing']} missing and {left['corrupt']} corrupt pictures"] if left else []
     if not folder.exists:
-        if any(p.name != ".lock" for p in folder.path.iterdir()):
+        if not folder.vacant:
             raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
         with disk_errors(folder.path):
             write_json(folder.environment, {"format": FORMAT, **environment, "data": notes})
+            write_atomically(folder.federation, json.dumps(portrait(job.problem.federation)).encode())
             write_atomically(folder.config, job.config.encode())
         return notices
     folder.require()

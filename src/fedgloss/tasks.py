@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .compute import Precision, computing_in
 from .data import Federation, Samples, Subset, Transform
 from .errors import InvalidInput, require
 from .messages import Purpose
@@ -43,6 +44,7 @@ class Problem:
     loss: Loss = F.cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy})
     device: str = "cpu"
+    precision: Precision = "float32"
 
     def build(self, seed: int) -> nn.Module:
         """A new module with the starting weights of this seed."""
@@ -78,12 +80,13 @@ class Objective:
         """The module's weights as they are now."""
         return self.layout.flatten(self.module)
 
-    def gradient(self, params: Vector, batch: Batch) -> tuple[Tensor, Vector]:
+    def gradient(self, params: Vector, batch: Batch, precision: Precision = "float32") -> tuple[Tensor, Vector]:
         """The batch's mean loss and its gradient, a new vector."""
         self._bind(params)
         self._switch(training=True)
         seed_generators(batch.seed, self.device)
-        loss = self.loss(self.module(batch.inputs), batch.targets)
+        with computing_in(precision, self.device):
+            loss = self.loss(self.module(batch.inputs), batch.targets)
         parts = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), self.layout.join(parts)
 
@@ -139,11 +142,13 @@ class ClientObjective:
         seed: int,
         round: int,
         purpose: Purpose,
+        precision: Precision = "float32",
     ) -> None:
         self._objective = objective
         self._samples = samples
         self._transform = transform
         self._stream = stream(seed, purpose, round, client)
+        self._precision: Precision = precision
         self._losses: list[tuple[int, Tensor]] = []
         self._last: Batch | None = None
 
@@ -165,7 +170,7 @@ class ClientObjective:
                 yield Batch(inputs, targets.to(device), int(self._stream.integers(2**62)))
 
     def gradient(self, params: Vector, batch: Batch) -> Vector:
-        loss, gradient = self._objective.gradient(params, batch)
+        loss, gradient = self._objective.gradient(params, batch, self._precision)
         if batch is not self._last:  # SAM's second look at a batch is not training loss
             self._losses.append((len(batch.targets), loss))
             self._last = batch
@@ -180,14 +185,21 @@ class ClientObjective:
 
 
 def client_tasks(
-    objective: Objective, federation: Federation, seed: int
+    objective: Objective, federation: Federation, seed: int, precision: Precision = "float32"
 ) -> Callable[[int, int, Purpose], ClientObjective]:
     """What a simulating transport asks for: (client, round, purpose) -> task."""
 
     def task(client: int, round: int, purpose: Purpose) -> ClientObjective:
         samples = Subset(federation.train, federation.partition[client])
         return ClientObjective(
-            objective, samples, federation.transform, client=client, seed=seed, round=round, purpose=purpose
+            objective,
+            samples,
+            federation.transform,
+            client=client,
+            seed=seed,
+            round=round,
+            purpose=purpose,
+            precision=precision,
         )
 
     return task

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from .diagnostics import (
 from .divergence import Limits
 from .errors import InvalidInput, require
 from .messages import ServerState
+from .precision import settle
 from .sampling import ExactCohort, Sampling
 from .tasks import Objective, Problem, try_out
 from .transports import (
@@ -30,6 +32,8 @@ from .transports import (
     usable_workers,
 )
 from .vectors import Layout, Vector
+
+log = logging.getLogger("fedgloss")
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,10 @@ def train(
     )
     federation = problem.federation
     plan.sampling.check(federation.population)
+    precision, notice = settle(problem.precision, problem.device)
+    if notice is not None:
+        log.warning(notice)
+    problem = replace(problem, precision=precision)
     if transport == "local" and usable_workers(workers, problem.device) > 1:
         prepare_workers()
     objective = Objective(problem.build(seed), problem.loss, problem.device)

@@ -62,9 +62,13 @@ class Layout:
     dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
-        """The layout of a module's trainable parameters, in ``named_parameters`` order."""
-        _refuse_running_statistics(module)
+    def of(cls, module: nn.Module, *, running_statistics: bool = False) -> Layout:
+        """The layout of a module's trainable parameters, in ``named_parameters`` order.
+
+        ``running_statistics=True`` admits a network that keeps some, for whoever only looks at it.
+        """
+        if not running_statistics:
+            _refuse_running_statistics(module)
         entries, start, dtypes = [], 0, set()
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad or parameter.numel() == 0:

@@ -76,12 +76,13 @@ def test_the_summary_can_be_recomputed_from_the_records(call, here: Path) -> Non
     assert summary["reported"]["accuracy"] == sum(last) / 2
     assert summary["traffic"]["factor"] == ledger(rounds).factor == 2.0
     assert summary["traffic"]["bytes"] == sum(r["down"]["bytes"] + r["up"]["bytes"] for r in rounds)
-    target = evaluations[2]["metrics"]["accuracy"]
-    reached = reach(rounds, evaluations, target)
+    done, values = [e["rounds"] for e in evaluations], [e["metrics"]["accuracy"] for e in evaluations]
+    sent = [sum(r["down"]["bytes"] + r["up"]["bytes"] for r in rounds[:after]) for after in done]
+    reached = reach(done, values, sent, target=values[2])
     assert reached is not None
-    assert reached.rounds <= evaluations[2]["rounds"]
-    assert reached.bytes == sum(r["down"]["bytes"] + r["up"]["bytes"] for r in rounds[: reached.rounds])
-    assert reach(rounds, evaluations, 1.1) is None
+    assert reached.rounds <= done[2]
+    assert reached.bytes == sent[done.index(reached.rounds)]
+    assert reach(done, values, sent, target=1.1) is None
 
 
 def test_per_client_accuracy_on_request(call, here: Path) -> None:

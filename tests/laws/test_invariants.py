@@ -226,6 +226,25 @@ def test_5_the_true_delta_eps_leaves_no_trace() -> None:
     assert 0 < watched.rounds[-1].delta_eps["true"] <= 2
 
 
+@pytest.mark.parametrize("probe_admm", [True, False])
+def test_5_a_probe_without_admm_climbs_along_fedavgs_step(toy, probe_admm) -> None:
+    naive = NaiveFedGloSS(0.1, 2.0, LOCAL, probe_admm=probe_admm)
+    serial = SerialTransport(naive, toy.task, MemoryStore())
+    fedavg = SerialTransport(FedAvg(LOCAL), toy.task, MemoryStore())
+    state, sent = naive.init_server(torch.ones_like(toy.optimum), 6), []
+
+    def recorded(broadcast, cohort):
+        sent.append(broadcast)
+        return serial(broadcast, cohort)
+
+    for _ in range(3):
+        before = state
+        state = run_round(naive, before, range(6), recorded)
+        step = before["params"] - run_round(FedAvg(LOCAL), before, range(6), fedavg)["params"]
+        assert close(sent[-1]["params"], before["params"] + 0.1 * unit(step)) is not probe_admm
+        assert close(state["dual"], torch.stack([serial.store.get(k)["dual"] for k in range(6)]).mean(0))
+
+
 # 6-9. duals and convergence --------------------------------------------------------------------------------
 
 DUAL_METHODS = {

@@ -33,26 +33,28 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     "models": {"errors", "plugins", "vectors"},
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},
-    "tasks": {"data", "errors", "messages", "randomness", "vectors"},
+    "tasks": {"compute", "data", "errors", "messages", "randomness", "vectors"},
+    "precision": {"compute", "errors", "models", "tasks", "vectors"},
     "transports": {
         "algorithm", "codec", "compute", "data", "divergence", "environment", "errors", "files", "messages",
+        "precision",
         "tasks", "vectors",
     },
     "diagnostics": {"algorithm", "codec", "messages", "vectors"},
     "training": {
-        "algorithm", "compute", "diagnostics", "divergence", "errors", "messages", "sampling", "tasks",
-        "transports", "vectors",
+        "algorithm", "compute", "diagnostics", "divergence", "errors", "messages", "precision", "sampling",
+        "tasks", "transports", "vectors",
     },
     "environment": set(),
     "records": {"errors", "files", "training"},
     "checkpoint": {"codec", "errors", "files", "messages", "records"},
     "costs": set(),
-    "config": {"algorithms", "data", "errors"},
+    "config": {"algorithms", "compute", "data", "errors"},
     "run": {
-        "algorithm", "algorithms", "checkpoint", "compute", "costs", "environment", "errors", "files", "messages",
-        "records", "tasks", "training", "transports", "vectors",
+        "algorithm", "algorithms", "checkpoint", "compute", "costs", "data", "environment", "errors", "files",
+        "messages", "precision", "records", "tasks", "training", "transports", "vectors",
     },
-    "reports": {"errors"},
+    "reports": {"costs", "errors", "files", "records"},
     "plan": {
         "algorithm", "compute", "data", "diagnostics", "local", "messages", "run", "tasks", "transports", "vectors",
     },
@@ -68,6 +70,11 @@ MAY_IMPORT = {  # a module's first name below fedgloss -> what it may use
     },
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
     "sweep": {"config", "errors"},
+    "analysis": {"compute", "data", "errors", "files", "randomness", "tasks", "vectors"},
+    "flatness": {
+        "algorithm", "analysis", "checkpoint", "config", "data", "errors", "export", "files", "job", "messages",
+        "records", "tasks", "transports", "vectors",
+    },
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli"}

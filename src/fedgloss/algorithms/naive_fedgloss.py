@@ -21,7 +21,8 @@ class NaiveFedGloSS:
     """The two-step baseline of Caldarola et al. 2025, section 4.1.
 
     Step 1 probes the cohort at w for this round's pseudo-gradient; step 2 is FedGloSS at ``w + ascent`` with
-    the same cohort. The probe runs the full local routine, dual and all, but commits nothing.
+    the same cohort. The probe runs the full local routine, dual and all, but commits nothing; with
+    ``probe_admm=False`` it trains without dual and proximal term, as FedAvg's clients do.
 
     ============  ============================================================
     down, up      params, twice; delta, twice
@@ -45,6 +46,7 @@ class NaiveFedGloSS:
     gradient: GradientRule = field(default_factory=Plain)
     server_lr: float = 1.0
     dual: DualRule = "alg1"
+    probe_admm: bool = True
     weights: Weights = "size"
 
     def __post_init__(self) -> None:
@@ -69,4 +71,7 @@ class NaiveFedGloSS:
     def client_update(
         self, broadcast: Broadcast, memory: ClientState, task: ClientTask
     ) -> tuple[Update, ClientState]:
+        if broadcast.purpose == "probe" and not self.probe_admm:
+            result = self.local.run(broadcast["params"], task, broadcast.round, self.gradient)
+            return Update({"delta": result.delta}, task.size, result.scalars), memory
         return admm_client(broadcast, memory, task, local=self.local, gradient=self.gradient, beta=self.beta)

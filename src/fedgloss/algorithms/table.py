@@ -194,12 +194,13 @@ def naive_fedgloss(
     server_lr: float = 1.0,
     dual: DualRule = "alg1",
     rho_schedule: RhoSchedule = "constant",
+    probe_admm: bool = True,
 ) -> Algorithm:
     gradient = _client(client, local_rho, warm_up)
     server_rho = _server_rho(rho, client, local_rho, warm_up, rho_schedule)
     if not admm:
         return ServerSam(FedAvg(local, gradient, Sgd(server_lr)), server_rho, probe=True)
-    return NaiveFedGloSS(server_rho, beta, local, gradient, server_lr, dual)
+    return NaiveFedGloSS(server_rho, beta, local, gradient, server_lr, dual, probe_admm)
 
 
 def server_sam(local: LocalTraining, *, inner: Inner, rho: float = 0.15, probe: bool = False) -> Algorithm:

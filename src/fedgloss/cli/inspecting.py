@@ -141,12 +141,14 @@ def doctor(json: Json = False) -> None:
 
     from ..data.datasets import DATA_SETS, where
     from ..environment import describe_environment
+    from ..precision import try_bfloat16
 
     facts = describe_environment() | {
         "threads": torch.get_num_threads(),
         "usable cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
+        "bfloat16": str(try_bfloat16()).removeprefix("bfloat16 "),
         "data": {name: where(name) for name in DATA_SETS},
         "extras": {name: importlib.util.find_spec(module) is not None for name, (module, _) in EXTRAS.items()},
     }

@@ -11,7 +11,10 @@ from ..errors import InvalidInput, WorkerLost
 from . import data, federating
 from .comparing import compare
 from .inspecting import doctor, list_all, runs, show
+from .measuring import flatness, interpolate, landscape
 from .planning import plan
+from .reporting import report, watch
+from .reproducing import reproduce
 from .running import export, resume, run
 from .sweeping import sweep
 
@@ -48,7 +51,13 @@ app.command()(run)
 app.command()(resume)
 app.command()(compare)
 app.command()(sweep)
+app.command()(flatness)
+app.command()(landscape)
+app.command()(interpolate)
 app.command()(runs)
+app.command()(report)
+app.command()(watch)
+app.command()(reproduce)
 app.command()(export)
 app.command()(doctor)
 

@@ -9,17 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from ..config import DataSection
+from ..costs import size as size
 
 CROSS = "✗"
-
-
-def size(count: float) -> str:
-    """Bytes in words: 1.5 GB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def division(data: DataSection) -> str:

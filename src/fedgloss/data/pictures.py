@@ -12,14 +12,11 @@ import numpy.typing as npt
 
 from ..files import disk_errors, write_atomically
 from .federation import Indices, Partition
-from .statistics import SplitStatistics, Spread, class_counts, describe
+from .statistics import MOST_CELLS, SplitStatistics, Spread, class_counts, describe, evenly_spaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MOST_CELLS = 400
-"""More columns or rows than this cannot be told apart on a page."""
 
 
 def draw_split(
@@ -49,7 +46,7 @@ def split_figure(partition: Partition, labels: Indices, classes: Sequence[str], 
     from matplotlib.figure import Figure
 
     facts = describe(partition, labels, len(classes))
-    shown = _evenly_spaced(len(partition))
+    shown = evenly_spaced(len(partition))
     some = Partition.of([partition[client] for client in shown])
     shares = class_counts(some, labels, len(classes)) / some.sizes[:, None]
     per_row = -(-len(classes) // MOST_CELLS)
@@ -99,10 +96,6 @@ def _sentence(facts: SplitStatistics) -> str:
 def _range(spread: Spread) -> str:
     same = spread.least == spread.most
     return f"{spread.least:,.0f}" if same else f"{spread.least:,.0f}\N{EN DASH}{spread.most:,.0f}"
-
-
-def _evenly_spaced(clients: int) -> npt.NDArray[np.int64]:
-    return np.unique(np.linspace(0, clients - 1, min(clients, MOST_CELLS)).round().astype(np.int64))
 
 
 def _client_axis(shown: int, clients: int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import require
-from .federation import Indices, Partition
+from .federation import Federation, Indices, Partition
+
+MOST_CELLS = 400
+"""More clients or classes than this cannot be told apart on a page."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,45 @@ def class_counts(partition: Partition, labels: Indices, classes: int) -> Indices
     """How many samples of each class each client has: (clients, classes)."""
     cells = _cells(partition, labels, classes)
     return np.bincount(cells, minlength=len(partition) * classes).reshape(len(partition), classes)
+
+
+def portrait(federation: Federation) -> dict[str, Any]:
+    """What a run keeps of its data, so that a reader without the samples can still draw the division.
+
+    ``counts`` lists each shown client's classes and how many samples it has of each: class, count, class, count.
+
+    >>> federation = Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], clients=[[0, 1], [2]])
+    >>> kept = portrait(federation)
+    >>> kept["classes"], kept["sizes"], kept["counts"]
+    (['0', '1'], [2, 1], [[0, 1, 1, 1], [1, 1]])
+    """
+    partition, targets = federation.partition, federation.train.targets
+    shown = evenly_spaced(len(partition))
+    facts: dict[str, Any] = {
+        "name": federation.name,
+        "train": len(federation.train),
+        "test": 0 if federation.test is None else len(federation.test),
+        "validation": 0 if federation.validation is None else len(federation.validation),
+        "clients": len(partition),
+        "shown": shown.tolist(),
+        "sizes": partition.sizes[shown].tolist(),
+        "classes": [],
+        "counts": [],
+        "division": None,
+    }
+    if targets.ndim == 1 and not targets.is_floating_point():
+        labels = targets.numpy().astype(np.int64)
+        classes = federation.classes or tuple(str(label) for label in range(int(labels.max()) + 1))
+        owned = [np.unique(labels[partition[client]], return_counts=True) for client in shown]
+        facts["classes"] = list(classes)
+        facts["counts"] = [np.stack(pair, axis=1).ravel().tolist() for pair in owned]
+        facts["division"] = asdict(describe(partition, labels, len(classes)))
+    return facts
+
+
+def evenly_spaced(clients: int) -> Indices:
+    """All clients, or as many as a picture can show."""
+    return np.unique(np.linspace(0, clients - 1, min(clients, MOST_CELLS)).round().astype(np.int64))
 
 
 def _cells(partition: Partition, labels: Indices, classes: int) -> Indices:

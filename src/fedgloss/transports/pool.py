@@ -96,6 +96,7 @@ class PoolTransport:
         seed: int,
         workers: int,
         on_failure: OnFailure = "redo",
+        environment: Mapping[str, str] | None = None,
         start_method: str | None = None,
     ) -> None:
         self._store = store
@@ -114,7 +115,14 @@ class PoolTransport:
             "metrics": dict(problem.metrics),
             "data": problem.federation,
         }
-        self._kit = Kit(share(self._kit_box, parts), problem.device, seed, TorchSettings.current())
+        self._kit = Kit(
+            share(self._kit_box, parts),
+            problem.device,
+            seed,
+            TorchSettings.current(),
+            problem.precision,
+            environment or {},
+        )
 
     def __enter__(self) -> PoolTransport:
         atexit.register(self.close)

@@ -30,7 +30,7 @@ from ray import cloudpickle
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
 from ..algorithm import Algorithm, Dropped
-from ..compute import TorchSettings, available_cores, freed_memory_kept
+from ..compute import Precision, TorchSettings, available_cores, freed_memory_kept
 from ..data import ArraySamples, Federation, Partition, Samples, Subset, Transform
 from ..data.store import StoredSamples
 from ..environment import describe_environment, differing_environment
@@ -106,6 +106,7 @@ class Kit:
     metrics: Mapping[str, Metric]
     transform: Transform
     device: str
+    precision: Precision
     seed: int
     settings: TorchSettings
 
@@ -166,7 +167,14 @@ class Actor:
 
         def task(client: int, round: int, purpose: Any) -> ClientObjective:
             return ClientObjective(
-                self._objective, samples, kit.transform, client=client, seed=kit.seed, round=round, purpose=purpose
+                self._objective,
+                samples,
+                kit.transform,
+                client=client,
+                seed=kit.seed,
+                round=round,
+                purpose=purpose,
+                precision=kit.precision,
             )
 
         received = on_device(broadcast, self._objective.device)
@@ -250,6 +258,7 @@ class RayTransport:
         workers: int | None = None,
         address: str = "auto",
         on_failure: OnFailure = "redo",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._store = store
         self._federation = problem.federation
@@ -261,12 +270,14 @@ class RayTransport:
             dict(problem.metrics),
             problem.federation.transform,
             problem.device,
+            problem.precision,
             seed,
             self._settings,
         )
         self._asked = workers
         self._address = address
         self._on_failure = on_failure
+        self._variables = dict(environment or {})
         self._environment = describe_environment()
         self._connection = ExitStack()
         self._workers: list[_Worker] = []
@@ -289,6 +300,7 @@ class RayTransport:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": self._variables} if self._variables else None,
         )
         try:
             self._kit_reference = ray.put(cloudpickle.dumps(self._kit))
@@ -307,6 +319,11 @@ class RayTransport:
             _end(worker)
         self._workers.clear()
         self._connection.close()
+
+    @property
+    def actors(self) -> int:
+        """How many there are at most."""
+        return self._count
 
     @property
     def processes(self) -> list[int]:

@@ -13,6 +13,7 @@ from ..algorithm import Algorithm, UnreliableTransport
 from ..compute import available_cores, compute_threads, freed_memory_kept
 from ..data import Federation
 from ..errors import InvalidInput
+from ..precision import try_bfloat16
 from ..tasks import Metric, Objective, Problem, SampleSet, client_tasks, evaluate, samples_of
 from ..vectors import Vector
 from .client_store import ClientStore
@@ -39,6 +40,7 @@ class Simulation:
 
     transport: UnreliableTransport
     evaluate: Evaluate
+    workers: int
 
 
 def usable_workers(workers: Workers, device: str = "cpu") -> int:
@@ -68,9 +70,12 @@ def open_simulation(
     On Ray every worker is an actor, ``auto`` as many as the cluster at ``address`` has room for.
 
     The bits depend on ``threads``, the compute threads of a client, but not on where the clients run. A client
-    whose worker died is trained again, unless ``on_failure`` says otherwise.
+    whose worker died is trained again, unless ``on_failure`` says otherwise. bfloat16 on a CPU is left to workers
+    in any case: they can be told which instructions to use, and the run survives them.
     """
     count = usable_workers(workers, problem.device)
+    apart = problem.precision == "bfloat16" and problem.device == "cpu"
+    environment = try_bfloat16().environment if apart else None
     with compute_threads(threads), freed_memory_kept():
         if transport == "ray":
             actors = None if workers == "auto" else count
@@ -83,17 +88,25 @@ def open_simulation(
                 workers=actors,
                 address=address,
                 on_failure=on_failure,
+                environment=environment,
             ) as cluster:
-                yield Simulation(cluster, cluster.evaluate)
-        elif count > 1:
+                yield Simulation(cluster, cluster.evaluate, cluster.actors)
+        elif count > 1 or apart:
             with PoolTransport(
-                algorithm, problem, objective, store, seed=seed, workers=count, on_failure=on_failure
+                algorithm,
+                problem,
+                objective,
+                store,
+                seed=seed,
+                workers=count,
+                on_failure=on_failure,
+                environment=environment,
             ) as pool:
-                yield Simulation(pool, pool.evaluate)
+                yield Simulation(pool, pool.evaluate, count)
         else:
             federation = problem.federation.to(objective.device)
-            serial = SerialTransport(algorithm, client_tasks(objective, federation, seed), store)
-            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics))
+            serial = SerialTransport(algorithm, client_tasks(objective, federation, seed, problem.precision), store)
+            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics), 1)
 
 
 def _ray() -> ModuleType:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 from ..algorithm import Algorithm
-from ..compute import TorchSettings, freed_memory_kept
+from ..compute import Precision, TorchSettings, freed_memory_kept
 from ..data import Federation
 from ..errors import InvalidInput
 from ..messages import Broadcast, ClientState, Update
@@ -31,6 +31,8 @@ class Kit:
     device: str
     seed: int
     settings: TorchSettings
+    precision: Precision
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def serve(connection: Connection) -> None:
 
 class _Worker:
     def __init__(self, channel: Channel, kit: Kit) -> None:
+        os.environ.update(kit.environment)  # what oneDNN reads before its first layer, here not run yet
         kit.settings.apply()
         self._channel = channel
         self._results = Box("results")
@@ -105,7 +108,7 @@ class _Worker:
         self._metrics: Mapping[str, Metric] = parts["metrics"]
         self._objective = Objective(parts["model"], parts["loss"], kit.device)
         self._federation: Federation = parts["data"].to(self._objective.device)
-        self._tasks = client_tasks(self._objective, self._federation, kit.seed)
+        self._tasks = client_tasks(self._objective, self._federation, kit.seed, kit.precision)
 
     def answer(self, job: Job) -> None:
         reply: Reply

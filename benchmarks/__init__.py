@@ -1,0 +1,1 @@
+"""How fast, how much memory, beside what: ``python -m benchmarks`` (``make bench``)."""

@@ -1,0 +1,71 @@
+"""``python -m benchmarks [names]``: run, write results/<name>.json and the table in docs/performance.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import engine, peers, scale
+from .harness import RESULTS, Line
+
+BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
+    "share": engine.share,
+    "plain": engine.plain,
+    "pfl": peers.pfl,
+    "flwr": peers.flower,
+    "sharpness": engine.sharpness,
+    "overhead": engine.overhead,
+    "resnet18": engine.resnet18,
+    "profile": engine.profile,
+    "startup": scale.startup,
+    "memory": scale.memory,
+    "cohorts": scale.cohorts,
+    "population": scale.population,
+    "workers": scale.workers,
+    "plots": scale.plots,
+}
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
+
+
+def table() -> str:
+    """All results there are, as one Markdown table; each with the machine it was measured on."""
+    rows, machines = [], list[str]()
+    for name in BENCHMARKS:
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        content = json.loads(path.read_text())
+        facts = content["machine"]
+        about = f"{facts['processor']}, {facts['cores']} cores, {facts['instructions']}, torch {facts['torch']}"
+        if about not in machines:
+            machines.append(about)
+        verdicts = {True: "yes", False: "**no**", None: ""}
+        others = "" if content["others"] is None else f"{content['others']:.0%}"
+        rows += [
+            f"| {line['what']} | {line['found']} | {line['target']} | {verdicts[line['holds']]} | {others} |"
+            for line in content["lines"]
+        ]
+    heading = "| | median (quartiles) | target | holds | others' load |\n|---|---|---|---|---|\n"
+    return heading + "\n".join(rows) + f"\n\nMachine: {'; '.join(machines)}.\n"
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        sys.exit(f"error: no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    for name in names:
+        print(f"{name}: {(BENCHMARKS[name].__doc__ or '').splitlines()[0]}", flush=True)
+        for line in BENCHMARKS[name]():
+            verdict = {True: "holds", False: "MISSED", None: ""}[line.holds]
+            print(f"  {line.what:62} {line.found:22} {line.target:14} {verdict}", flush=True)
+        text = PAGE.read_text()
+        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        PAGE.write_text(before + table() + after)
+
+
+if __name__ == "__main__":
+    main()

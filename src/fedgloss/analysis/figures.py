@@ -1,0 +1,342 @@
+"""Pictures of the results, for a column of 3.3 inches: PNG and SVG, in colours everybody can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import require
+from ..files import disk_errors, write_atomically
+from .drift import LocalAgainstGlobal
+from .hessian import Eigenvalue, Eigenvalues
+from .interpolation import Interpolation
+from .landscape import Surface
+from .spectrum import SpectralDensity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN = 3.3
+"""A column's width in inches."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which differ for every kind of colour vision; lines differ in dashes too."""
+
+DASHES = ("-", "--", "-.", ":")
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "svg.hashsalt": "fedgloss",  # the same picture is the same bytes
+    "svg.fonttype": "none",
+}
+Grid = npt.NDArray[np.float64]
+Arguments = ParamSpec("Arguments")
+
+
+def _styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
+    """Draw in our style and leave the user's own as it was."""
+
+    @wraps(draw)
+    def drawn(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Figure:
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def write_figure(figure: Figure, path: Path | str) -> tuple[Path, Path]:
+    """Write the picture as PNG and SVG beside each other, ``path`` with these suffixes, and return where."""
+    import matplotlib
+
+    stem = Path(path)
+    files = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
+    with matplotlib.rc_context(STYLE):
+        for file in files:
+            content = BytesIO()
+            metadata: dict[str, Any] = {"Date": None} if file.suffix == ".svg" else {}
+            figure.savefig(content, format=file.suffix[1:], dpi=300, metadata=metadata)
+            with disk_errors(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, content.getvalue())
+    return files
+
+
+@_styled
+def surfaces_figure(
+    solid: tuple[str, Surface],
+    net: tuple[str, Surface] | None = None,
+    *,
+    ceiling: float | None = None,
+    title: str = "",
+) -> Figure:
+    """One or two named loss surfaces in one 3-D plot, the first solid, the second a net.
+
+    Losses above ``ceiling`` are cut off there. What lies behind is hidden behind, whichever surface it belongs to.
+    """
+    from matplotlib import colormaps
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection  # type: ignore[import-untyped]
+
+    drawn = [solid] if net is None else [solid, net]
+    heights = [_clipped(surface, ceiling) for _, surface in drawn]
+    low, high = min(float(np.nanmin(h)) for h in heights), max(float(np.nanmax(h)) for h in heights)
+    figure = _figure(COLUMN, 2.9, constrained=False)
+    axes: Any = figure.add_axes((0.0, 0.02, 0.93, 0.9), projection="3d")
+
+    cells, faces, edges = [], [], []
+    colours = colormaps["viridis"]
+    for index, ((_, surface), height) in enumerate(zip(drawn, heights, strict=True)):
+        for cell in _cells(surface, height):
+            cells.append(cell)
+            shade = (float(np.mean(cell[:, 2])) - low) / max(high - low, 1e-12)
+            faces.append(colours(shade) if index == 0 else (1.0, 1.0, 1.0, 0.0))
+            edges.append((0.0, 0.0, 0.0, 0.15) if index == 0 else _rgba(COLOURS[1]))
+    axes.add_collection3d(Poly3DCollection(cells, facecolors=faces, edgecolors=edges, linewidths=0.45))
+
+    x, y = drawn[0][1].x, drawn[0][1].y
+    axes.set(xlim=(min(x), max(x)), ylim=(min(y), max(y)), zlim=(low, high))
+    axes.view_init(elev=24, azim=-55)
+    axes.set_box_aspect((1, 1, 0.8), zoom=0.92)
+    axes.set_xlabel("direction 1", labelpad=-6)
+    axes.set_ylabel("direction 2", labelpad=-6)
+    axes.set_zlabel("loss", labelpad=-6, rotation=90)
+    axes.tick_params(pad=-3)
+    for values, mark in ((x, axes.set_xticks), (y, axes.set_yticks)):
+        mark([min(values) + share * (max(values) - min(values)) for share in (0.25, 0.5, 0.75)])
+    axes.locator_params(axis="z", nbins=5)
+    for pane in (axes.xaxis, axes.yaxis, axes.zaxis):
+        pane.set_pane_color((1.0, 1.0, 1.0, 0.0))
+        pane._axinfo["grid"].update(color="0.88", linewidth=0.4)
+    legend: list[Any] = [Patch(color=colours(0.35), label=solid[0] if net is None else f"{solid[0]} (solid)")]
+    if net is not None:
+        legend.append(Line2D([], [], color=COLOURS[1], linewidth=1.0, label=f"{net[0]} (net)"))
+    figure.legend(handles=legend, loc="upper left", ncols=2, bbox_to_anchor=(0.0, 0.94 if title else 1.0))
+    if title:
+        figure.text(0.02, 0.965, title, fontsize=8, fontweight="bold", va="center")
+    return figure
+
+
+@_styled
+def contours_figure(
+    surfaces: Mapping[str, Surface], *, quantity: str = "loss", ceiling: float | None = None
+) -> Figure:
+    """Contour maps of one or more named surfaces side by side, on one scale; a cross marks the model."""
+    from matplotlib.ticker import MaxNLocator
+
+    require(len(surfaces) > 0, "surfaces", "there is none to draw")
+    heights = {name: _clipped(surface, ceiling, quantity) for name, surface in surfaces.items()}
+    low = min(float(np.nanmin(height)) for height in heights.values())
+    high = max(float(np.nanmax(height)) for height in heights.values())
+    levels = MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]).tick_values(low, max(high, low + 1e-9))
+    columns = min(2, len(surfaces))
+    rows = -(-len(surfaces) // columns)
+    figure = _figure(COLUMN, 3.4 if columns == 1 else 0.7 + 1.6 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in panels.flat[len(surfaces) :]:
+        axes.set_visible(False)
+    filled = None
+    for axes, (name, surface) in zip(panels.flat, surfaces.items(), strict=False):
+        filled = axes.contourf(surface.x, surface.y, heights[name], levels, cmap="viridis", extend="neither")
+        axes.contour(surface.x, surface.y, heights[name], levels[::2], colors="white", linewidths=0.4)
+        axes.plot(0, 0, marker="+", color="white", markersize=7, markeredgewidth=1.4)
+        axes.set(title=name, aspect="equal")
+    for axes in panels[-1]:
+        axes.set_xlabel("direction 1")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("direction 2")
+    assert filled is not None
+    bar = figure.colorbar(filled, ax=panels, location="bottom", aspect=40, pad=0.02, format="%.3g")
+    bar.set_label(quantity)
+    bar.locator = MaxNLocator(6)
+    bar.update_ticks()
+    return figure
+
+
+@_styled
+def interpolation_figure(
+    curves: Mapping[str, Interpolation], *, first: str = "first", second: str = "second", quantity: str = "loss"
+) -> Figure:
+    """The line through two models, a curve for each named data set, the barriers in the legend."""
+    require(len(curves) > 0, "curves", "there is none to draw")
+    figure = _figure(COLUMN, 2.3)
+    axes = figure.subplots()
+    for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
+        label = f"{name} (barrier {curve.barrier:.2g})" if quantity == "loss" else name
+        axes.plot(curve.coefficients, curve.curves[quantity], color=colour, linestyle=dash, label=label)
+    for place, name, side in ((0.0, first, "right"), (1.0, second, "left")):
+        axes.axvline(place, color="0.6", linewidth=0.6, zorder=0)
+        axes.annotate(name, (place, 1.0), xycoords=("data", "axes fraction"), ha=side, va="bottom", fontsize=7)
+    axes.set(xlabel="position on the line", ylabel=quantity)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+@_styled
+def eigenvalues_figure(found: Mapping[str, Eigenvalues]) -> Figure:
+    """The largest eigenvalues of each named model as bars; error bars are the spread over disjoint subsets."""
+    require(len(found) > 0, "found", "there are no eigenvalues to draw")
+    most = max(len(one.top) for one in found.values())
+    series = {
+        f"$\\lambda_{{{rank + 1}}}$": [one.top[rank] if rank < len(one.top) else None for one in found.values()]
+        for rank in range(most)
+    }
+    return _bars(list(found), series, "eigenvalue" if most > 1 else "$\\lambda_1$")
+
+
+@_styled
+def local_global_figure(found: Sequence[LocalAgainstGlobal], names: Mapping[int, str] | None = None) -> Figure:
+    """Each client's largest eigenvalue on its own data beside that on everybody's."""
+    require(len(found) > 0, "found", "there are no clients to draw")
+    series: dict[str, list[Eigenvalue | None]] = {
+        "own data": [one.local.largest for one in found],
+        "all clients' data": [one.union.largest for one in found],
+    }
+    return _bars([(names or {}).get(one.client, f"client {one.client}") for one in found], series, "$\\lambda_1$")
+
+
+@_styled
+def density_figure(densities: Mapping[str, SpectralDensity], *, width: float | None = None) -> Figure:
+    """The spectral density of each named model, on a logarithmic scale.
+
+    ``width`` is the blur of each point of mass; without it, a hundredth of the range.
+    """
+    require(len(densities) > 0, "densities", "there is none to draw")
+    points = [point for density in densities.values() for probe in density.points for point in probe]
+    low, high = min(points), max(points)
+    blur = width or max(high - low, 1e-9) / 100
+    places = np.linspace(low - 4 * blur, high + 4 * blur, 1000)
+    figure = _figure(COLUMN, 2.3)
+    axes = figure.subplots()
+    highest = 0.0
+    for (name, density), colour, dash in zip(densities.items(), cycle(COLOURS), cycle(DASHES), strict=False):
+        curve = np.array(density.curve(places.tolist(), blur))
+        highest = max(highest, float(curve.max()))
+        axes.plot(places, curve, color=colour, linestyle=dash, label=name, linewidth=1.0)
+    size = next(iter(densities.values())).subject.parameters
+    axes.set(
+        yscale="log", xlabel="eigenvalue", ylabel="density", ylim=(highest * min(1e-5, 0.1 / size), 3 * highest)
+    )
+    axes.legend()
+    return figure
+
+
+@_styled
+def delta_eps_figure(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """How far apart successive ascents point, over the rounds of each named run; all readings that it keeps."""
+    curves = {
+        f"{run}, {reading}" if len(rounds) > 1 else reading: [one.get(reading, np.nan) for one in lines]
+        for run, lines in rounds.items()
+        for reading in sorted({name for line in lines for name in line})
+    }
+    require(len(curves) > 0, "rounds", "hold no delta_eps; only methods with a server-side ascent do")
+    figure = _figure(COLUMN, 2.3)
+    axes = figure.subplots()
+    for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
+        axes.plot(range(1, len(curve) + 1), curve, color=colour, linestyle=dash, label=name, linewidth=0.8)
+    axes.axhline(np.sqrt(2), color="0.6", linewidth=0.6, zorder=0, label="orthogonal")
+    axes.set(xlabel="round", ylabel="$\\delta_\\epsilon$ / $\\rho$", ylim=(0, 2))
+    axes.legend()
+    return figure
+
+
+def _bars(groups: Sequence[str], series: Mapping[str, Sequence[Eigenvalue | None]], ylabel: str) -> Figure:
+    """Grouped bars with their values above; the error bars, where there are any, are one standard deviation."""
+    figure = _figure(COLUMN, 2.3)
+    axes = figure.subplots()
+    width = 0.8 / len(series)
+    hatches = ("", "///", "...", "xxx", "---")
+    crowded = len(groups) * len(series) > 12
+    for index, ((name, bars), colour) in enumerate(zip(series.items(), cycle(COLOURS), strict=False)):
+        shown = [(place, bar) for place, bar in enumerate(bars) if bar is not None]
+        places = [place + (index - (len(series) - 1) / 2) * width for place, _ in shown]
+        values, spreads = [bar.value for _, bar in shown], [bar.spread or 0.0 for _, bar in shown]
+        axes.bar(
+            places,
+            values,
+            0.92 * width,
+            color=colour,
+            alpha=0.85,
+            label=name,
+            hatch=hatches[index % 5],
+            edgecolor="white",
+        )
+        if any(spreads):
+            axes.errorbar(places, values, spreads, fmt="none", ecolor="black", elinewidth=0.8, capsize=2)
+        if not crowded:
+            for place, value, spread in zip(places, values, spreads, strict=True):
+                _value_above(axes, place, value, spread)
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.set_xticks(range(len(groups)), groups)
+    if max(len(group) for group in groups) * len(groups) > 44:
+        axes.tick_params(axis="x", labelrotation=30)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
+    spread = any(bar is not None and bar.spread for bars in series.values() for bar in bars)
+    axes.set_ylabel(ylabel + " ± s.d." if spread else ylabel)
+    axes.margins(y=0.12)
+    if len(series) > 1:
+        figure.legend(loc="outside upper left", ncols=min(5, len(series)))
+    return figure
+
+
+def _value_above(axes: Axes, place: float, value: float, spread: float) -> None:
+    top = value + spread if value >= 0 else value - spread
+    axes.annotate(
+        f"{value:.3g}",
+        (place, top),
+        xytext=(0, 2 if value >= 0 else -2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if value >= 0 else "top",
+        fontsize=6,
+    )
+
+
+def _figure(width: float, height: float, *, constrained: bool = True) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained" if constrained else None)
+
+
+def _rgba(colour: str) -> tuple[float, float, float, float]:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue, 0.9
+
+
+def _clipped(surface: Surface, ceiling: float | None, quantity: str = "loss") -> Grid:
+    """The grid as an array, cut off at the ceiling; a surface without a single value is refused."""
+    require(quantity in surface.grids, "quantity", f"the surface has no {quantity!r}")
+    grid = np.array(surface.grids[quantity], dtype=np.float64)
+    grid[~np.isfinite(grid)] = np.nan
+    require(not bool(np.isnan(grid).all()), "surface", "holds no finite value")
+    return grid if ceiling is None else np.minimum(grid, ceiling)
+
+
+def _cells(surface: Surface, height: Grid) -> list[Grid]:
+    """The surface's quadrilaterals, without those that have a gap for a corner."""
+    x, y = np.meshgrid(surface.x, surface.y)
+    corners = np.stack([x, y, height], axis=-1)
+    around = [corners[:-1, :-1], corners[:-1, 1:], corners[1:, 1:], corners[1:, :-1]]
+    cells = np.stack(around, axis=-2).reshape(-1, 4, 3)
+    return [cell for cell in cells if np.isfinite(cell).all()]

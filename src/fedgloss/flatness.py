@@ -1,0 +1,688 @@
+"""How flat the models of runs are: the measures of ``analysis`` on what is in a run's folder.
+
+Results are JSON files in the run's ``analysis`` folder. Each piece of a measurement is kept in ``analysis/pieces``
+as soon as it is done, so that a measurement that was stopped, or is asked for more, goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from .algorithm import Dropped, UnreliableTransport, run_round
+from .analysis import (
+    AverageCase,
+    Drift,
+    Eigenvalues,
+    Hessian,
+    Interpolation,
+    Interrupted,
+    LocalAgainstGlobal,
+    MeanLoss,
+    SpectralDensity,
+    Surface,
+    Trace,
+    WorstCase,
+    alignment,
+    average_sharpness,
+    drift,
+    eigenvalues,
+    interpolation,
+    load,
+    local_against_global,
+    over_subsets,
+    repeated_ascent,
+    save,
+    spectral_density,
+    surface,
+    trace,
+    worst_case_sharpness,
+)
+from .analysis.hessian import Method
+from .analysis.mean_loss import Weighting
+from .checkpoint import Checkpoints
+from .config import Config
+from .data import Samples, Subset, Transform
+from .errors import InvalidInput, require
+from .export import run_config, run_weights
+from .files import disk_errors
+from .job import build_algorithm, build_plan, build_problem
+from .messages import Broadcast, ServerState, Update
+from .records import RunFolder, read_json, read_lines
+from .tasks import Objective, Problem
+from .transports import DiskStore, MemoryStore, open_simulation
+from .vectors import Layout, Vector, norm
+
+Model: TypeAlias = Literal["last", "average100"]
+Split: TypeAlias = Literal["train", "test"]
+Constants: TypeAlias = Literal["own", "swapped"]
+Directions: TypeAlias = Literal["random", "eigenvectors"]
+Report: TypeAlias = Callable[[str, int, int], None]
+"""(what is being measured, done, at most to do)."""
+
+Result = TypeVar("Result")
+
+SURFACE_SAMPLES = 2000
+REPLAY_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Which weights are measured, on which samples, and how these are prepared and weighed.
+
+    ``average100`` is the mean of the models of the run's evaluation window, 100 rounds in a long run. ``swapped``
+    normalises CIFAR-10 with the constants of CIFAR-100 and the other way round; ``weighting="batches"`` gives a
+    short last batch of 64 the weight of a full one.
+    """
+
+    model: Model = "last"
+    on: Split = "train"
+    samples: int | None = None
+    constants: Constants = "own"
+    weighting: Weighting = "samples"
+    seed: int = 0
+
+    @property
+    def stem(self) -> str:
+        """The part of a result's file name that tells these terms from others."""
+        parts = [self.model, self.on, *([] if self.samples is None else [str(self.samples)])]
+        parts += ["swapped"] if self.constants == "swapped" else []
+        parts += ["batches"] if self.weighting == "batches" else []
+        parts += [f"seed{self.seed}"] if self.seed else []
+        return "-".join(parts)
+
+
+RELEASED = Terms(model="average100", on="test", constants="swapped", weighting="batches")
+"""How the paper's released code measures; with ``method="power"``."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What to measure of a model. On a subset of the data, eigenvalues are measured on several disjoint ones.
+
+    ``tolerance`` is Lanczos's: a relative residual of 1e-2 gives the largest eigenvalue to about four digits. Power
+    iteration stops as the paper's does.
+    """
+
+    top: int = 5
+    bottom: int = 1
+    method: Method = "lanczos"
+    subsets: int = 5
+    tolerance: float = 1e-2
+    density: bool = False
+    trace: bool = False
+    sharpness: bool = False
+    rho: float = 0.05
+    steps: int = 5
+    sigma: float = 0.01
+    draws: int = 20
+    local: bool = False
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rho", "sigma", "tolerance"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, name, f"must be positive, got {value:g}")
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """|cos| with the top eigenvectors, a value for each: of the last pseudo-gradient, in ``cosines``.
+
+    ``of`` says what stood for it: the method's own pseudo-gradient, or the server's last step where it keeps none.
+    ``ascents`` are the |cos| with the first eigenvector of ascents repeated at the perturbed model, as server-side
+    SAM does: a power iteration, where ``gradient_norm`` is small beside ``rho`` times the eigenvalue.
+    """
+
+    of: str
+    cosines: tuple[float, ...]
+    rho: float
+    ascents: tuple[float, ...]
+    gradient_norm: float
+
+
+@dataclass(frozen=True)
+class Flatness:
+    """All that was measured of one run on one set of terms. Means are those of loss and metrics on that set."""
+
+    run: str
+    algorithm: str
+    rounds: int
+    means: Mapping[str, float]
+    eigenvalues: Eigenvalues | None = None
+    alignment: Alignment | None = None
+    density: SpectralDensity | None = None
+    trace: Trace | None = None
+    worst_case: tuple[WorstCase, ...] = ()
+    average_case: AverageCase | None = None
+    delta_eps: Mapping[str, float] = field(default_factory=dict)
+    drift: Drift | None = None
+    local: tuple[LocalAgainstGlobal, ...] = ()
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """The clients of a run's last round, trained again: local models before aggregation, updates and sizes.
+
+    ``exact``: the round led to the very bits the run reached.
+    """
+
+    models: Mapping[int, Vector]
+    deltas: Mapping[int, Vector]
+    sizes: Mapping[int, int]
+    exact: bool
+
+    def first(self, clients: int | None) -> dict[int, Vector]:
+        """The models of so many of its clients, in the order of the round; all by default."""
+        if clients is None:
+            return dict(self.models)
+        require(clients >= 1, "clients", f"must be at least 1, got {clients}")
+        found = len(self.models)
+        require(clients <= found, "clients", f"{clients} asked for, but the last round had {found}")
+        return dict(list(self.models.items())[:clients])
+
+
+class MeasuredRun:
+    """A run opened for measuring: its network, its data, its checkpoints. Refuses one that diverged."""
+
+    def __init__(self, path: Path | str, *, workers: int | None = None) -> None:
+        self.folder = RunFolder(Path(path)).require()
+        self.path = self.folder.path
+        self.name = self.path.resolve().name
+        self.workers = workers
+        summary = read_json(self.folder.summary) if self.folder.summary.exists() else {}
+        if summary.get("status") == "diverged":
+            where = (summary.get("divergence") or {}).get("round")
+            raise InvalidInput(f"{self.path}: the run diverged in round {where}: there is no minimum to measure")
+        self.config: Config = run_config(self.folder)
+        self.checkpoints = Checkpoints(self.folder)
+        kept = self.checkpoints.rounds()
+        if not kept:
+            raise InvalidInput(f"{self.path}: has no checkpoint yet")
+        self.rounds = kept[-1]
+        self.problem: Problem = build_problem(self.config)
+        self.module: nn.Module = self.problem.build(self.config.training.seed)
+        self.layout = Layout.of(self.module)
+        if self.checkpoints.manifest(self.rounds).layout != self.layout.fingerprint:
+            raise InvalidInput(
+                f"{self.path}: its checkpoint is of another network than the {self.config.model.name!r} of its "
+                "config.toml; measure the run it belongs to"
+            )
+
+    @property
+    def algorithm(self) -> str:
+        """The method's name, with the clients' optimiser where it has a choice."""
+        chosen = self.config.algorithm
+        return "-".join(str(chosen[key]) for key in ("name", "client") if key in chosen)
+
+    def weights(self, model: Model = "last") -> Vector:
+        """The weights to measure, checked."""
+        vector = run_weights(self.folder, average=model == "average100")
+        self.layout.check(vector, f"{self.path}: weights")
+        if (name := self.layout.first_non_finite(vector)) is not None:
+            raise InvalidInput(f"{self.path}: its weights {name!r} hold a NaN or infinity: nothing to measure")
+        return vector
+
+    def loss(self, terms: Terms) -> MeanLoss:
+        """The mean loss on the whole split, without augmentation."""
+        transform, preprocessing = self._transform(terms.constants)
+        return MeanLoss(
+            self.module,
+            self.problem.loss,
+            self._samples(terms.on),
+            transform=transform.test,
+            metrics=self.problem.metrics,
+            weighting=terms.weighting,
+            workers=self.workers,
+            device=self.problem.device,
+            split=terms.on,
+            preprocessing=preprocessing,
+        )
+
+    def most_samples(self, on: Split, wanted: int = SURFACE_SAMPLES) -> int:
+        """So many samples as wanted, or all the split has."""
+        return min(wanted, len(self._samples(on)))
+
+    def own_samples(self, client: int) -> Samples:
+        federation = self.problem.federation
+        return Subset(federation.train, federation.partition[client])
+
+    @cached_property
+    def last_round(self) -> LastRound:
+        """The last round once more, from the state before it, which every finished run keeps."""
+        before = self.rounds - 1
+        if before not in self.checkpoints.rounds():
+            raise InvalidInput(
+                f"{self.path}: the state before its last round, which the local models need, was not kept; "
+                f"finish the run: fedgloss resume {self.path}"
+            )
+        used = read_json(self.folder.environment).get(
+            "precision", "float32"
+        )  # bfloat16 may have been asked in vain
+        problem = replace(self.problem, precision=used)
+        objective = Objective(problem.build(self.config.training.seed), problem.loss, problem.device)
+        state = self._state(before, objective.device)
+        plan, algorithm = build_plan(self.config), build_algorithm(self.config)
+        cohort = plan.sampling.cohort(state.population, plan.seed, state.round)
+        disk, memories = DiskStore(self.folder.clients, size=self.layout.size), MemoryStore()
+        versions = self.checkpoints.versions(before)
+        for client in cohort:
+            if client in versions:
+                memories.put(client, disk.read(client, versions[client]), before)
+        with open_simulation(algorithm, problem, objective, memories, seed=plan.seed) as simulation:
+            watched = _Watched(simulation.transport)
+            reached = run_round(algorithm, state, cohort, watched)["params"].cpu()
+        expected = self.checkpoints.state(self.rounds)["params"].cpu()
+        if norm(reached - expected) > REPLAY_TOLERANCE * norm(expected):
+            raise InvalidInput(
+                f"{self.path}: its last round, run again, leads elsewhere: the data or the program changed since"
+            )
+        return LastRound(watched.models, watched.deltas, watched.sizes, torch.equal(reached, expected))
+
+    def pseudo_gradient(self) -> tuple[str, Vector] | None:
+        """The last pseudo-gradient, or the server's last step where the method keeps none; None without either."""
+        state = self.checkpoints.state(self.rounds)
+        if "pseudo_gradient" in state.vectors:
+            return "pseudo-gradient", state["pseudo_gradient"]
+        if self.rounds - 1 not in self.checkpoints.rounds():
+            return None
+        return "last server step", self.checkpoints.state(self.rounds - 1)["params"] - state["params"]
+
+    def delta_eps(self) -> dict[str, float]:
+        """The mean of each reading of delta_eps over the run's last evaluation window."""
+        window = build_plan(self.config).evaluation_window
+        lines = [line["delta_eps"] for line in read_lines(self.folder.rounds, "round")[-window:]]
+        names = sorted({name for line in lines for name in line})
+        return {name: float(np.mean([line[name] for line in lines if name in line])) for name in names}
+
+    def _samples(self, on: Split) -> Samples:
+        federation = self.problem.federation
+        if on == "train":
+            return Subset(federation.train, np.sort(federation.partition.indices))
+        require(on == "test", "on", f"is 'train' or 'test', got {on!r}")
+        if federation.test is None or len(federation.test) == 0:
+            raise InvalidInput(
+                f"{self.path}: its data {federation.name!r} have no test samples; measure --on train"
+            )
+        return federation.test
+
+    def _transform(self, constants: Constants) -> tuple[Transform, str]:
+        transform = self.problem.federation.transform
+        if constants == "own":
+            return transform, "as in evaluation"
+        from .data.cifar import CIFAR10, CIFAR100
+        from .data.transforms import PictureTransform
+
+        other = {"cifar10": CIFAR100, "cifar100": CIFAR10}.get(self.config.data.name)
+        if other is None or not isinstance(transform, PictureTransform):
+            raise InvalidInput(
+                f"constants: 'swapped' is for cifar10 and cifar100; the data of {self.path} are "
+                f"{self.config.data.name!r}"
+            )
+        return replace(transform, mean=other.mean, std=other.std), f"constants of {other.name}"
+
+    def _state(self, done: int, device: torch.device) -> ServerState:
+        state = self.checkpoints.state(done)
+        return replace(state, vectors={name: vector.to(device) for name, vector in state.vectors.items()})
+
+
+class _Watched:
+    """A transport that keeps what each client arrived at in the round's training exchange."""
+
+    def __init__(self, transport: UnreliableTransport) -> None:
+        self._transport = transport
+        self.models: dict[int, Vector] = {}
+        self.deltas: dict[int, Vector] = {}
+        self.sizes: dict[int, int] = {}
+
+    def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
+        for client, update in zip(cohort, self._transport(broadcast, cohort), strict=True):
+            if isinstance(update, Dropped):
+                continue
+            if broadcast.purpose == "train":
+                self.models[client] = (broadcast["params"] + update["delta"]).cpu()
+                self.deltas[client] = update["delta"].cpu()
+                self.sizes[client] = update.size
+            yield update
+
+
+class Pieces:
+    """Finished pieces of a run's measurements, a file each, found again by all that decides their numbers."""
+
+    def __init__(self, run: MeasuredRun) -> None:
+        self.folder = run.folder.analysis / "pieces"
+        self._data = run.config.data.model_dump(mode="json")
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, what: str, params: Vector, terms: Terms, *settings: str | float | None) -> Path:
+        described = [what, self._data, asdict(terms), *settings]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+        digest.update(params.cpu().numpy().tobytes())
+        return self.folder / f"{what.replace(' ', '-')}-{digest.hexdigest()[:16]}.json"
+
+    def get(self, path: Path, kind: type[Result], compute: Callable[[], Result]) -> Result:
+        """What the piece's file holds, or else what is computed, and then kept there."""
+        if path.exists():
+            return load(path, kind)
+        found = compute()
+        with disk_errors(path):
+            save(path, found)
+        return found
+
+
+@dataclass(frozen=True)
+class _Curvature:
+    """Eigenvalues on one subset, and what needs their vectors."""
+
+    eigenvalues: Eigenvalues
+    alignment: Alignment | None
+
+
+def measure_flatness(
+    run: MeasuredRun,
+    terms: Terms = Terms(),
+    measures: Measures = Measures(),
+    report: Report | None = None,
+) -> Flatness:
+    """Measure a run and write the result to its ``analysis`` folder, as ``flatness-<terms>-<method>.json``.
+
+    At Ctrl-C the file gets what is finished, eigenvalues that have not converged included, and ``Interrupted`` is
+    raised with the same.
+    """
+    params, whole = run.weights(terms.model), run.loss(terms)
+    with disk_errors(run.folder.analysis):
+        run.folder.analysis.mkdir(exist_ok=True)
+    parts = [whole] if terms.samples is None else whole.disjoint(terms.samples, measures.subsets, terms.seed)
+    pieces, first = Pieces(run), parts[0]
+    found = Flatness(run.name, run.algorithm, run.rounds, whole.evaluate(params), delta_eps=run.delta_eps())
+    last = run.last_round if measures.local else None
+    chosen = last.first(measures.clients) if last is not None else {}
+    curvatures: list[_Curvature] = []
+    hessian = Hessian(first, params, weights=terms.model)
+    stem = f"flatness-{terms.stem}-{measures.method}"
+    try:
+        for index, part in enumerate(parts):
+            name = "eigenvalues" if len(parts) == 1 else f"eigenvalues, subset {index + 1} of {len(parts)}"
+            curvatures.append(_curvature(run, pieces, part, params, terms, measures, index, _says(report, name)))
+            together = over_subsets([one.eigenvalues for one in curvatures])
+            found = replace(found, eigenvalues=together, alignment=curvatures[0].alignment)
+        if measures.trace:
+            compute = partial(trace, hessian, seed=terms.seed, progress=_says(report, "trace"))
+            found = replace(found, trace=pieces.get(pieces.path("trace", params, terms), Trace, compute))
+        if measures.density:
+            seen = _says(report, "spectral density")
+            draw = partial(spectral_density, hessian, seed=terms.seed, progress=seen)
+            path = pieces.path("density", params, terms)
+            found = replace(found, density=pieces.get(path, SpectralDensity, draw))
+        if measures.sharpness:
+            rises = [
+                _worst_case(pieces, first, params, terms, measures.rho, steps, report)
+                for steps in sorted({1, measures.steps})
+            ]
+            mean = _average_case(pieces, first, params, terms, measures, report)
+            found = replace(found, worst_case=tuple(rises), average_case=mean)
+        if last is not None:
+            found = replace(found, drift=drift(list(last.deltas.values()), list(last.sizes.values())))
+            for one in _locals(run, pieces, chosen, terms, measures, report):
+                found = replace(found, local=(*found.local, one))
+    except KeyboardInterrupt as stopped:
+        partial_result = stopped.partial if isinstance(stopped, Interrupted) else None
+        if isinstance(partial_result, Eigenvalues) and not curvatures:
+            found = replace(found, eigenvalues=partial_result)
+        _write(run, stem, found)
+        raise Interrupted(found) from None
+    _write(run, stem, found)
+    return found
+
+
+def measure_landscape(
+    run: MeasuredRun,
+    terms: Terms = Terms(samples=SURFACE_SAMPLES),
+    *,
+    grid: int = 25,
+    span: tuple[float, float] = (-1.0, 1.0),
+    directions: Directions = "random",
+    report: Report | None = None,
+) -> Surface:
+    """The loss on a plane around a run's model, written as ``landscape-<terms>.json``.
+
+    Random directions are filter-normalised, from one raw draw for all runs of a seed.
+    """
+    params, loss = run.weights(terms.model), _subset(run.loss(terms), terms)
+    name = "landscape" if directions == "random" else "landscape-eigenvectors"
+    plane = None
+    if directions == "eigenvectors":
+        found = eigenvalues(loss, params, top=2, seed=terms.seed, progress=_says(report, "top two eigenvectors"))
+        plane = found.vectors[0], found.vectors[1]
+    made = _surface(run, loss, params, terms, grid, span, name, report, plane=plane, weights=terms.model)
+    _write(run, f"{name}-{terms.stem}", made)
+    return made
+
+
+def measure_local_landscapes(
+    run: MeasuredRun,
+    terms: Terms = Terms(samples=SURFACE_SAMPLES),
+    *,
+    clients: int | None = None,
+    grid: int = 25,
+    span: tuple[float, float] = (-1.0, 1.0),
+    report: Report | None = None,
+) -> dict[int, tuple[Surface, Surface]]:
+    """For clients of the last round, their models after local training: on their own data, and on the union."""
+    terms = replace(terms, on="train")
+    whole = run.loss(terms)
+    union = _subset(whole, terms)
+    found: dict[int, tuple[Surface, Surface]] = {}
+    for client, params in run.last_round.first(clients).items():
+        own = whole.on(run.own_samples(client), split=f"client {client}")
+        weights = f"client {client} after local training"
+        pair = []
+        for loss, data in ((own, "own data"), (union, "all clients' data")):
+            what = f"landscape of client {client} on {data}"
+            one = _surface(run, loss, params, terms, grid, span, what, report, weights=weights)
+            _write(run, f"landscape-client{client}-{'own' if loss is own else 'union'}-{terms.stem}", one)
+            pair.append(one)
+        found[client] = pair[0], pair[1]
+    return found
+
+
+def measure_interpolation(
+    first: MeasuredRun,
+    second: MeasuredRun,
+    terms: Sequence[Terms] = (Terms(on="train"), Terms(on="test")),
+    *,
+    points: int = 31,
+    start: float = -1.0,
+    stop: float = 2.0,
+    report: Report | None = None,
+) -> dict[Split, Interpolation]:
+    """The line through two runs' models on the first run's data; one file, ``interpolation-to-<second>...json``."""
+    if first.layout.fingerprint != second.layout.fingerprint:
+        raise InvalidInput(
+            f"{second.path}: its network differs from that of {first.path}: there is no line between"
+        )
+    pieces = Pieces(first)
+    found: dict[Split, Interpolation] = {}
+    for one in terms:
+        ends = first.weights(one.model), second.weights(one.model)
+        loss = _subset(first.loss(one), one)
+        path = pieces.path("line", torch.cat(ends), one)
+        known = load(path, Interpolation) if path.exists() else None
+        try:
+            found[one.on] = interpolation(
+                loss,
+                *ends,
+                points=points,
+                start=start,
+                stop=stop,
+                weights=one.model,
+                known=known,
+                progress=_says(report, f"line to {second.name} on {one.on}"),
+            )
+        except Interrupted as stopped:
+            if isinstance(stopped.partial, Interpolation):
+                _keep(path, stopped.partial)
+            raise Interrupted(found) from None
+        _keep(path, found[one.on])
+    _write(first, f"interpolation-to-{second.name}-{terms[0].model}", found)
+    return found
+
+
+def _curvature(
+    run: MeasuredRun,
+    pieces: Pieces,
+    loss: MeanLoss,
+    params: Vector,
+    terms: Terms,
+    measures: Measures,
+    index: int,
+    progress: Callable[[int, int], None],
+) -> _Curvature:
+    bottom = measures.bottom if measures.method == "lanczos" else 0
+    asked = (measures.top, bottom, measures.method, measures.tolerance, measures.rho, measures.steps, index)
+
+    def compute() -> _Curvature:
+        found = eigenvalues(
+            loss,
+            params,
+            top=measures.top,
+            bottom=bottom,
+            method=measures.method,
+            tolerance=measures.tolerance if measures.method == "lanczos" else None,
+            seed=terms.seed,
+            weights=terms.model,
+            progress=progress,
+        )
+        return _Curvature(found, _alignment(run, loss, params, found, measures) if index == 0 else None)
+
+    return pieces.get(pieces.path("eigenvalues", params, terms, *asked), _Curvature, compute)
+
+
+def _alignment(
+    run: MeasuredRun, loss: MeanLoss, params: Vector, found: Eigenvalues, measures: Measures
+) -> Alignment | None:
+    if not found.top or (last := run.pseudo_gradient()) is None:
+        return None
+    vectors = found.vectors[: len(found.top)]
+    ascents = repeated_ascent(loss, params, rho=measures.rho, steps=measures.steps)
+    return Alignment(
+        of=last[0],
+        cosines=alignment(last[1], vectors),
+        rho=measures.rho,
+        ascents=tuple(alignment(ascent, vectors[:1])[0] for ascent in ascents),
+        gradient_norm=norm(loss.gradient(params)[1]),
+    )
+
+
+def _worst_case(
+    pieces: Pieces, loss: MeanLoss, params: Vector, terms: Terms, rho: float, steps: int, report: Report | None
+) -> WorstCase:
+    progress = _says(report, f"worst-case sharpness, {steps} step{'s' if steps > 1 else ''}")
+    compute = partial(
+        worst_case_sharpness, loss, params, rho=rho, steps=steps, weights=terms.model, progress=progress
+    )
+    return pieces.get(pieces.path("worst case", params, terms, rho, steps), WorstCase, compute)
+
+
+def _average_case(
+    pieces: Pieces, loss: MeanLoss, params: Vector, terms: Terms, measures: Measures, report: Report | None
+) -> AverageCase:
+    compute = partial(
+        average_sharpness,
+        loss,
+        params,
+        sigma=measures.sigma,
+        draws=measures.draws,
+        seed=terms.seed,
+        weights=terms.model,
+        progress=_says(report, "average-case sharpness"),
+    )
+    path = pieces.path("average case", params, terms, measures.sigma, measures.draws)
+    return pieces.get(path, AverageCase, compute)
+
+
+def _locals(
+    run: MeasuredRun,
+    pieces: Pieces,
+    models: Mapping[int, Vector],
+    terms: Terms,
+    measures: Measures,
+    report: Report | None,
+) -> Iterator[LocalAgainstGlobal]:
+    """Each client's local model on its own data and on the union of all clients' training data."""
+    terms = replace(terms, on="train", model="last")
+    union = _subset(run.loss(terms), terms)
+    progress = _says(report, "clients of the last round")
+    for done, (client, params) in enumerate(models.items()):
+
+        def compute(client: int = client, params: Vector = params) -> LocalAgainstGlobal:
+            (found,) = local_against_global(
+                union,
+                {client: params},
+                {client: run.own_samples(client)},
+                method=measures.method,
+                tolerance=measures.tolerance if measures.method == "lanczos" else None,
+                seed=terms.seed,
+            )
+            return found
+
+        path = pieces.path("local", params, terms, measures.method, measures.tolerance, client)
+        yield pieces.get(path, LocalAgainstGlobal, compute)
+        progress(done + 1, len(models))
+
+
+def _surface(
+    run: MeasuredRun,
+    loss: MeanLoss,
+    params: Vector,
+    terms: Terms,
+    grid: int,
+    span: tuple[float, float],
+    name: str,
+    report: Report | None,
+    *,
+    weights: str,
+    plane: tuple[Vector, Vector] | None = None,
+) -> Surface:
+    pieces = Pieces(run)
+    with disk_errors(pieces.folder):
+        return surface(
+            loss,
+            params,
+            directions=plane,
+            kind=None if plane is None else "top eigenvectors",
+            grid=grid,
+            span=span,
+            seed=terms.seed,
+            weights=weights,
+            saved=pieces.path("surface", params, terms, name, grid, *span, loss.split),
+            progress=_says(report, name.replace("-", " along ")),
+        )
+
+
+def _subset(loss: MeanLoss, terms: Terms) -> MeanLoss:
+    return loss if terms.samples is None else loss.disjoint(terms.samples, 1, terms.seed)[0]
+
+
+def _says(report: Report | None, what: str) -> Callable[[int, int], None]:
+    return (lambda done, total: None) if report is None else (lambda done, total: report(what, done, total))
+
+
+def _keep(path: Path, result: object) -> None:
+    with disk_errors(path):
+        save(path, result)
+
+
+def _write(run: MeasuredRun, stem: str, result: object) -> None:
+    _keep(run.folder.analysis / f"{stem}.json", result)

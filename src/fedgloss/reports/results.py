@@ -1,0 +1,468 @@
+"""The tables of a report: how the methods did, what they cost, how sharp their minima are, what was run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from ..costs import size
+from .runs import Run
+from .study import (
+    CONFIDENCE,
+    Estimate,
+    Repeats,
+    Seeds,
+    Setting,
+    client_order,
+    differing_keys,
+    flatten,
+    paired,
+    show,
+)
+from .tables import CROSS, DASH, Cell, Column, Table
+
+CLIENTS = {"sgd": "Client SGD", "sam": "Client SAM", "": "Other clients"}
+SPREAD = "± is the sample standard deviation over seeds (ddof = 1)."
+BOLD = (
+    f"Bold: the best mean, and better than every other method in a paired {CONFIDENCE:.0%} t interval over common "
+    "seeds, not adjusted for the number of comparisons; with one seed nothing is bold."
+)
+
+
+def results(setting: Setting) -> Table:
+    """One setting: accuracy, sharpness, cost, and the way to FedAvg's accuracy."""
+    metric = metric_name(setting)
+    columns = [
+        Column("Method", numeric=False),
+        Column(metric, ("mean", "sd", "seeds")),
+        Column("λ₁", ("mean", "sd", "seeds")),
+        Column("Communication", ("factor",)),
+        Column("Rounds", ("mean", "reached"), group="To FedAvg's accuracy"),
+        Column("Bytes", ("mean", "relative"), group="To FedAvg's accuracy"),
+        Column("Seeds", ("count",)),
+    ]
+    best = setting.best(
+        {m.label: m.reported(setting.metric) for m in setting.methods}, higher=setting.higher_is_better
+    )
+    flattest = setting.best({m.label: curvature_values(setting, m) for m in setting.methods}, higher=False)
+
+    def row(method: Repeats) -> tuple[Cell, ...]:
+        rounds, travelled = target_cells(setting, method)
+        return (
+            Cell(method.label),
+            metric_cell(setting, method, bold=method.label == best),
+            curvature_cell(setting, method, bold=method.label == flattest),
+            factor_cell(method),
+            rounds,
+            travelled,
+            Cell(str(len(method.runs)), {"count": len(method.runs)}),
+        )
+
+    table = Table(
+        slug("results", setting.name), setting.name, tuple(columns), grouped(setting.methods, row), notes(setting)
+    )
+    known = [any(row[i].text not in (DASH, CROSS) for row in table.rows) for i in range(len(columns))]
+    return without_columns(table, [i for i in (2, 4, 5) if not known[i]])
+
+
+def across(settings: Sequence[Setting]) -> Table | None:
+    """Methods x settings, as the paper prints it; None for one setting, whose own table says it all."""
+    if len(settings) < 2:
+        return None
+    methods: dict[str, dict[int, Repeats]] = {}
+    for index, setting in enumerate(settings):
+        for method in setting.methods:
+            methods.setdefault(method.label, {})[index] = method
+    best = [s.best({m.label: m.reported(s.metric) for m in s.methods}, higher=s.higher_is_better) for s in settings]
+
+    def row(first: Repeats) -> tuple[Cell, ...]:
+        here = methods[first.label]
+        cells = [
+            metric_cell(setting, here[index], bold=best[index] == first.label) if index in here else Cell(DASH)
+            for index, setting in enumerate(settings)
+        ]
+        return Cell(first.label), factor_cell(first), *cells
+
+    metrics = {metric_name(setting) for setting in settings}
+    shared = metrics.pop() if len(metrics) == 1 else ""
+    columns = [Column("Method", numeric=False), Column("Communication", ("factor",))]
+    columns += [
+        Column(s.name if shared else f"{s.name}, {metric_name(s)}", ("mean", "sd", "seeds"), group=shared)
+        for s in settings
+    ]
+    firsts = [next(iter(here.values())) for here in methods.values()]
+    firsts.sort(key=lambda method: client_order(method.client))
+    text = ["Mean over each run's last rounds, never the best round.", SPREAD, BOLD, cross_note(settings)]
+    notes = tuple(filter(None, text))
+    return Table("results", "All settings", tuple(columns), grouped(firsts, row), notes)
+
+
+def comparisons(setting: Setting) -> Table | None:
+    """The method with the best mean against each other one, seed by seed."""
+    values = {m.label: m.reported(setting.metric) for m in setting.methods}
+    values = {label: seeds for label, seeds in values.items() if seeds}
+    if len(values) < 2:
+        return None
+    sign = 1 if setting.higher_is_better else -1
+    first = max(values, key=lambda label: sign * fmean(values[label].values()))
+    scale, digits = (100, 2) if setting.metric == "accuracy" else (1, 4)
+    rows = []
+    for label, seeds in values.items():
+        found = None if label == first else paired(values[first], seeds)
+        if found is None:
+            continue
+        text = f"{scale * found.difference:+.{digits}f}".replace("-", "−")
+        ends = [f"{scale * end:.{digits}f}".replace("-", "−") for end in (found.low, found.high)]
+        supported = found.supports and sign * found.difference > 0
+        verdict = "better" if supported else "not told apart"
+        rows.append(
+            (
+                Cell(label),
+                Cell(text, {"mean": found.difference}),
+                Cell(f"{ends[0]} to {ends[1]}", {"low": found.low, "high": found.high}),
+                Cell(str(found.seeds), {"count": found.seeds}),
+                Cell(verdict, bold=supported),
+            )
+        )
+    if not rows:
+        return None
+    unit = "points" if setting.metric == "accuracy" else setting.metric
+    columns = (
+        Column("against", numeric=False),
+        Column(f"Difference ({unit})", ("mean",)),
+        Column(f"{CONFIDENCE:.0%} interval", ("low", "high")),
+        Column("Seeds", ("count",)),
+        Column(f"{first} is", numeric=False),
+    )
+    notes = (
+        "Differences are taken seed by seed. The interval is their mean ± t · sd / √n with the sample standard "
+        "deviation (ddof = 1) and n − 1 degrees of freedom, not adjusted for the number of comparisons.",
+    )
+    title = f"{first}, the best mean, compared seed by seed"
+    return Table(slug("paired", setting.name), title, columns, (("", tuple(rows)),), notes)
+
+
+def measures(setting: Setting) -> Table | None:
+    """Sharpness and drift beside the largest eigenvalue, where they were measured."""
+    kinds: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
+        "trace": ("trace of the Hessian", lambda c: "", "value"),
+        "worst_case": ("worst rise of the loss", lambda c: f"ρ {c['rho']:g}, {c['steps']:.0f} steps", "value"),
+        "average_case": ("mean rise of the loss", lambda c: f"σ {c['sigma']:g}", "value"),
+        "drift": ("drift of the clients", lambda c: "", "drift"),
+    }
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for method in setting.methods:
+        for run in method.runs:
+            for m in run.measurements:
+                if m.kind in kinds:
+                    title, detail, key = kinds[m.kind]
+                    how = ", ".join(filter(None, [detail(m.content), subject_words(m.subject)]))
+                    found.setdefault((title, how), {}).setdefault(method.label, []).append(m.content[key])
+    if not found:
+        return None
+
+    def row(method: Repeats) -> tuple[Cell, ...]:
+        values = [[v for v in column.get(method.label, []) if math.isfinite(v)] for column in found.values()]
+        estimates = map(Estimate.of, values)
+        return Cell(method.label), *(estimate_cell(e) if e else Cell(DASH) for e in estimates)
+
+    measured = [m for m in setting.methods if any(m.label in column for column in found.values())]
+    columns = [Column(title.capitalize(), ("mean", "sd", "seeds")) for title, _ in found]
+    heads = (Column("Method", numeric=False), *columns)
+    hows = "; ".join(f"{title}: {how}" for title, how in found)
+    text = (f"Measured so: {hows}.", SPREAD)
+    return Table(slug("measures", setting.name), "Other measures", heads, grouped(measured, row), text)
+
+
+def costs(setting: Setting) -> Table:
+    """What travelled and how long it took."""
+
+    def row(method: Repeats) -> tuple[Cell, ...]:
+        runs = method.runs
+        down, up = (fmean(getattr(run.traffic, way) for run in runs) for way in ("down", "up"))
+        seconds = np.concatenate([run.seconds for run in runs])
+        length = fmean(run.length for run in runs)
+        median = float(np.median(seconds)) if len(seconds) else math.nan
+        total = fmean(float(run.seconds.sum()) for run in runs)
+        return (
+            Cell(method.label),
+            Cell(f"{length:,.0f}", {"mean": length}),
+            Cell(size(down), {"mean": down}),
+            Cell(size(up), {"mean": up}),
+            factor_cell(method),
+            Cell(duration(median), {"median": median}),
+            Cell(duration(total), {"mean": total}),
+        )
+
+    columns = (
+        Column("Method", numeric=False),
+        Column("Rounds", ("mean",)),
+        Column("Sent down", ("mean",)),
+        Column("Sent up", ("mean",)),
+        Column("Communication", ("factor",)),
+        Column("Time a round", ("median",)),
+        Column("Time in all", ("mean",)),
+    )
+    notes = (
+        "Bytes as they are serialised, over all clients and rounds; a mean over seeds. Communication is vectors "
+        "sent per client and round, FedAvg's one down and one up being 1×. Time a round is a median, on the "
+        "machines listed under Provenance.",
+    )
+    return Table(
+        slug("costs", setting.name), "What the methods cost", columns, grouped(setting.methods, row), notes
+    )
+
+
+def differences(runs: Sequence[Run]) -> Table | None:
+    """A row a run; each section of the configuration as far as it is not the same in all."""
+    flat = [dict(flatten(run.config)) for run in runs]
+    keys = differing_keys(flat)
+    if not keys:
+        return None
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+
+    def cell(values: Mapping[str, Any], section: str) -> Cell:
+        inside = [key for key in keys if key.partition(".")[0] == section and values.get(key) is not None]
+        words = [_named(key.partition(".")[2], values[key]) for key in inside]
+        return Cell(", ".join(words) or DASH)
+
+    rows = [
+        (Cell(run.name), Cell(run.status), *(cell(values, section) for section in sections))
+        for run, values in zip(runs, flat, strict=True)
+    ]
+    heads = [Column(name, numeric=False) for name in ("Run", "State", *sections)]
+    return Table("differences", "Where the runs differ", tuple(heads), (("", tuple(rows)),))
+
+
+def _named(key: str, value: Any) -> str:
+    return f"{key} {show(value)}" if key not in ("", "name") else show(value)
+
+
+def shared(runs: Sequence[Run]) -> Table:
+    """The configuration that all runs have in common."""
+    flat = [dict(flatten(run.config)) for run in runs]
+    differing = set(differing_keys(flat))
+    rows = [(Cell(key), Cell(show(value))) for key, value in flat[0].items() if key not in differing]
+    columns = (Column("Key", numeric=False), Column("Value", numeric=False))
+    return Table("shared", "The same in all runs", columns, (("", tuple(rows)),))
+
+
+def machines(runs: Sequence[Run]) -> Table:
+    """Versions and machines: one row for each that occurs."""
+    keys = [
+        "fedgloss", "code", "python", "torch", "numpy", "platform", "cpu", "cores", "instruction_set", "onednn_isa",
+    ]  # fmt: skip
+    found: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        found.setdefault(tuple(show(run.environment.get(key)) for key in keys), []).append(run.name)
+    usual = max(found, key=lambda values: len(found[values]))
+    rows = [
+        (
+            Cell(f"{len(names)} of {len(runs)}", note=", ".join(names[:20])),
+            *(Cell(value or DASH, marked=value != common) for value, common in zip(values, usual, strict=True)),
+        )
+        for values, names in found.items()
+    ]
+    columns = [Column("Runs", numeric=False), *(Column(key.replace("_", " "), numeric=False) for key in keys)]
+    return Table("machines", "Versions and machines", tuple(columns), (("", tuple(rows)),))
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """All that is needed to judge a run and to do it again."""
+    command = run.environment.get("command")
+    given = shlex.join(map(str, command)) if isinstance(command, list) else ""
+    return {
+        "name": run.name,
+        "status": run.status,
+        "rounds": f"{run.length:,} of {run.planned:,}",
+        "seed": run.seed,
+        "note": run.note,
+        "protocol": str(run.summary.get("protocol", "")),
+        "divergence": divergence(run),
+        "started_by": given,
+        "redo": f"fedgloss run {shlex.quote(str(run.path / 'config.toml'))} --out AGAIN",
+        "config": [[key, show(value)] for key, value in flatten(run.config)],
+        "measured": sorted({m.name for m in run.measurements}),
+    }
+
+
+def divergence(run: Run) -> str:
+    """Where and why a run diverged, in words."""
+    where = run.summary.get("divergence")
+    if run.status != "diverged" or not isinstance(where, dict):
+        return ""
+    places = [f"round {where.get('round')}"]
+    places += [f"client {where['client']}"] if where.get("client") is not None else []
+    places += [f"tensor {where['tensor']}"] if where.get("tensor") else []
+    return f"{', '.join(places)}: {where.get('reason')}"
+
+
+def metric_name(setting: Setting) -> str:
+    return "Accuracy (%)" if setting.metric == "accuracy" else f"Test {setting.metric}"
+
+
+def metric_cell(setting: Setting, method: Repeats, *, bold: bool) -> Cell:
+    """The reported figure over seeds; the paper's cross where training diverged; how far it is where it goes on."""
+    if method.diverged:
+        lost = [run for run in method.runs if run.status == "diverged"]
+        text = CROSS if len(lost) == len(method.runs) else f"{CROSS} {len(lost)} of {len(method.runs)} seeds"
+        return Cell(text, note="; ".join(f"seed {run.seed}: {divergence(run)}" for run in lost))
+    if not method.complete:
+        done = fmean(run.length / max(1, run.planned) for run in method.runs)
+        return Cell(f"{100 * done:.0f} % done", note="; ".join(f"{r.name}: {r.status}" for r in method.runs))
+    estimate = Estimate.of(method.reported(setting.metric).values())
+    if estimate is None:
+        return Cell(DASH)
+    if setting.metric != "accuracy":
+        return estimate_cell(estimate, bold=bold)
+    text = f"{100 * estimate.mean:.1f}" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
+    return Cell(text, _values(estimate, 100), bold, note=per_seed(method, setting.metric))
+
+
+def per_seed(method: Repeats, metric: str) -> str:
+    return ", ".join(f"seed {seed}: {100 * value:.2f}" for seed, value in method.reported(metric).items())
+
+
+def curvature_values(setting: Setting, method: Repeats) -> Seeds:
+    return {seed: value for seed, (value, _) in setting.curvature(method).items()}
+
+
+def curvature_estimate(setting: Setting, method: Repeats) -> tuple[float, float] | None:
+    """lambda_1 and its error: over seeds or, with one seed, of the measurement itself."""
+    found = list(setting.curvature(method).values())
+    estimate = Estimate.of(value for value, _ in found)
+    if estimate is None:
+        return None
+    return estimate.mean, found[0][1] if estimate.sd is None else estimate.sd
+
+
+def curvature_cell(setting: Setting, method: Repeats, *, bold: bool) -> Cell:
+    found = curvature_estimate(setting, method)
+    if found is None:
+        return Cell(CROSS if method.diverged else DASH)
+    value, error = found
+    return Cell(
+        with_error(value, error), {"mean": value, "sd": error, "seeds": len(setting.curvature(method))}, bold
+    )
+
+
+def target_cells(setting: Setting, method: Repeats) -> tuple[Cell, Cell]:
+    """Rounds and bytes until FedAvg's accuracy was first met."""
+    if setting.target is None:
+        return Cell(DASH), Cell(DASH)
+    found = setting.reached(method)
+    if found is None or found.reached < found.seeds:
+        some = f"{found.reached} of {found.seeds} seeds" if found else ""
+        text = CROSS if method.diverged else DASH
+        return Cell(text, {"reached": found.reached if found else 0}, note=some), Cell(text)
+    assert setting.reference is not None
+    whole = fmean(run.travelled(run.length) for run in setting.reference.runs)
+    relative = found.bytes / whole if whole else math.nan
+    return (
+        Cell(f"{found.rounds:,.0f}", {"mean": found.rounds, "reached": found.reached}),
+        Cell(f"{size(found.bytes)} · {relative:.2f}×", {"mean": found.bytes, "relative": relative}),
+    )
+
+
+def factor_cell(method: Repeats) -> Cell:
+    factors = [run.traffic.factor for run in method.runs if run.length]
+    return Cell(f"{fmean(factors):.3g}×", {"factor": fmean(factors)}) if factors else Cell(DASH)
+
+
+def estimate_cell(estimate: Estimate, *, bold: bool = False) -> Cell:
+    return Cell(with_error(estimate.mean, estimate.sd), _values(estimate), bold)
+
+
+def _values(estimate: Estimate, scale: float = 1.0) -> dict[str, float | int | str]:
+    sd = math.nan if estimate.sd is None else scale * estimate.sd
+    return {"mean": scale * estimate.mean, "sd": sd, "seeds": estimate.count}
+
+
+def with_error(value: float, error: float | None) -> str:
+    """As many digits as the error leaves meaning.
+
+    >>> with_error(12.3456, 0.0321), with_error(12.3456, None), with_error(1234.5, 200.0)
+    ('12.346 ± 0.032', '12.3', '1234 ± 200')
+    """
+    if error is None or not math.isfinite(error) or error <= 0:
+        return f"{value:.3g}".replace("-", "−")
+    digits = min(6, max(0, 1 - math.floor(math.log10(error))))
+    return f"{value:.{digits}f} ± {error:.{digits}f}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0123), duration(75), duration(7300), duration(math.nan)
+    ('12 ms', '75 s', '2.0 h', '–')
+    """
+    if not math.isfinite(seconds):
+        return DASH
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def grouped(
+    methods: Sequence[Repeats], row: Callable[[Repeats], tuple[Cell, ...]]
+) -> tuple[tuple[str, tuple[tuple[Cell, ...], ...]], ...]:
+    """Rows under the clients' optimiser, as the paper groups them; one group needs no name."""
+    found: dict[str, list[tuple[Cell, ...]]] = {}
+    for method in methods:
+        found.setdefault(CLIENTS.get(method.client, f"Client {method.client}"), []).append(row(method))
+    if len(found) == 1:
+        return (("", tuple(next(iter(found.values())))),)
+    return tuple((name, tuple(rows)) for name, rows in found.items())
+
+
+def notes(setting: Setting) -> tuple[str, ...]:
+    protocols = {str(run.summary["protocol"]) for run in setting.runs if run.summary.get("protocol")}
+    text = [*sorted(protocols), SPREAD, BOLD, cross_note([setting])]
+    if setting.target is not None:
+        text.append(
+            f"FedAvg's accuracy here is {100 * setting.target:.2f} %; it counts as reached at the first regular "
+            "evaluation at or above it. FedAvg itself counts with all its rounds, and its bytes in them are 1×. "
+            f"{DASH}: not reached by every seed."
+        )
+    kind = setting.curvature_kind
+    if kind is not None:
+        method, split, samples, weights, *_ = kind
+        text.append(
+            f"λ₁, the Hessian's largest eigenvalue, by {method} on {samples} samples ({split}, {weights}); with "
+            "one seed ± is the spread over disjoint subsets of the data, or else the residual."
+        )
+    return tuple(filter(None, text))
+
+
+def cross_note(settings: Sequence[Setting]) -> str:
+    return f"{CROSS}: diverged." if any(m.diverged for s in settings for m in s.methods) else ""
+
+
+def without_columns(table: Table, drop: Sequence[int]) -> Table:
+    keep = [i for i in range(len(table.columns)) if i not in drop]
+    groups = tuple((name, tuple(tuple(row[i] for i in keep) for row in rows)) for name, rows in table.groups)
+    return Table(table.id, table.title, tuple(table.columns[i] for i in keep), groups, table.notes)
+
+
+def subject_words(subject: Mapping[str, Any]) -> str:
+    """What a figure was measured on."""
+    parts = [f"{subject['samples']:,} samples" if isinstance(subject.get("samples"), int) else ""]
+    parts += [str(subject.get(key, "")) for key in ("split", "weights")]
+    return ", ".join(filter(None, parts))
+
+
+def slug(*parts: str) -> str:
+    """A name for files and anchors.
+
+    >>> slug("results", "digits, α = 0.5, cnn")
+    'results-digits-alpha-0.5-cnn'
+    """
+    text = "-".join(parts).replace("α", "alpha").lower()
+    words = "".join(c if c.isascii() and (c.isalnum() or c == ".") else " " for c in text).split()
+    return "-".join(words)[:100]

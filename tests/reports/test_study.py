@@ -1,0 +1,164 @@
+"""Runs put in order, and the statistics that decide what a report may claim."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from reports.small_runs import make_run
+from scipy import stats
+
+from fedgloss.costs import ledger
+from fedgloss.records import read_json, read_lines
+from fedgloss.reports import results
+from fedgloss.reports.curves import Curve, curve_of, curves_of, mean_curve, quantities
+from fedgloss.reports.runs import Run, read_run, read_runs
+from fedgloss.reports.study import Setting, arrange, labels, paired
+from fedgloss.reports.tables import CROSS
+
+
+@pytest.fixture(scope="module")
+def setting(study: Path) -> Setting:
+    (found,) = arrange(read_runs([study])[0])
+    return found
+
+
+def with_accuracy(run: Run, value: float) -> Run:
+    return dataclasses.replace(
+        run, summary={**run.summary, "reported": {**run.summary["reported"], "accuracy": value}}
+    )
+
+
+def judged(setting: Setting, accuracies: dict[str, list[float]]) -> Setting:
+    """The same setting with these reported accuracies, a seed each."""
+    methods = [
+        dataclasses.replace(m, runs=[with_accuracy(r, v) for r, v in zip(m.runs, accuracies[m.label], strict=True)])
+        for m in setting.methods
+        if m.label in accuracies
+    ]
+    return dataclasses.replace(setting, methods=methods)
+
+
+def test_methods_stand_in_the_papers_order_with_their_seeds(setting: Setting) -> None:
+    assert [m.label for m in setting.methods] == ["FedAvg", "FedDyn-SGD", "FedSAM", "FedGloSS-SAM"]
+    assert [m.client for m in setting.methods] == ["sgd", "sgd", "sam", "sam"]
+    assert all([run.seed for run in m.runs] == [0, 1, 2] for m in setting.methods)
+    assert list(labels([setting])) == [m.label for m in setting.methods]
+
+
+def test_another_step_size_is_another_setting_and_another_beta_another_method(study: Path, tmp_path: Path) -> None:
+    folders = [
+        study / "fedgloss-sam-seed0",
+        make_run(tmp_path / "other-beta", "fedgloss", client="sam", beta=7.0, rounds=4),
+        make_run(tmp_path / "other-lr", "fedgloss", client="sam", beta=5.0, lr=0.2),
+    ]
+    runs = [read_run(folder, folder.name)[0] for folder in folders]
+    same_rounds = dataclasses.replace(runs[1], config={**runs[1].config, "training": runs[0].config["training"]})
+    settings = arrange([runs[0], same_rounds, runs[2]])
+    assert [len(list(s.runs)) for s in settings] == [2, 1]
+    assert [m.label for m in settings[0].methods] == ["FedGloSS-SAM (beta 5)", "FedGloSS-SAM (beta 7)"]
+    assert "local.lr 0.1" in settings[0].name
+    assert "local.lr 0.2" in settings[1].name
+
+
+def test_the_paired_interval_is_the_t_interval() -> None:
+    random = np.random.default_rng(0)
+    one, other = random.normal(0.8, 0.02, 5), random.normal(0.75, 0.02, 5)
+    found = paired(dict(enumerate(one)), {**dict(enumerate(other)), 9: 0.0})
+    assert found is not None
+    interval = stats.ttest_rel(one, other).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.seeds == 5
+    assert paired({0: 1.0}, {0: 0.5}) is None
+    assert paired({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5}) is None
+
+
+CLEAR = {"FedAvg": [0.70, 0.71, 0.72], "FedSAM": [0.60, 0.62, 0.61], "FedGloSS-SAM": [0.80, 0.82, 0.81]}
+CLOSE = {**CLEAR, "FedAvg": [0.78, 0.84, 0.80]}
+
+
+@pytest.mark.parametrize(("accuracies", "bold"), [(CLEAR, ["FedGloSS-SAM"]), (CLOSE, [])])
+def test_bold_needs_a_paired_comparison_with_every_other(setting: Setting, accuracies, bold) -> None:
+    table = results.results(judged(setting, accuracies))
+    assert [row[0].text for row in table.rows if row[1].bold] == bold
+    comparison = results.comparisons(judged(setting, accuracies))
+    assert comparison is not None
+    assert "95% interval" in [column.name for column in comparison.columns]
+    said = {row[0].text: row[-1].text for row in comparison.rows}
+    assert said["FedAvg"] == ("better" if bold else "not told apart")
+    assert any("ddof = 1" in note for note in table.notes)
+
+
+def test_one_seed_makes_nothing_bold(setting: Setting) -> None:
+    single = dataclasses.replace(
+        setting, methods=[dataclasses.replace(m, runs=m.runs[:1]) for m in setting.methods if not m.diverged]
+    )
+    assert not any(cell.bold for row in results.results(single).rows for cell in row)
+    assert results.comparisons(single) is None
+
+
+def test_the_table_shows_what_the_runs_report(setting: Setting, study: Path) -> None:
+    table = results.results(setting)
+    rows = {row[0].text: row for row in table.rows}
+    values = [read_json(study / f"fedsam-seed{s}" / "summary.json")["reported"]["accuracy"] for s in range(3)]
+    assert rows["FedSAM"][1].text == f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f}"
+    assert rows["FedDyn-SGD"][1].text == CROSS
+    assert "seed 0: round" in rows["FedDyn-SGD"][1].note
+    communication = [column.name for column in table.columns].index("Communication")
+    lines = read_lines(study / "fedsam-seed0" / "rounds.jsonl", "round")
+    assert rows["FedSAM"][communication].values["factor"] == ledger(lines).factor == 1.0
+    sharpness = [column.name for column in table.columns].index("λ₁")
+    files = [read_json(study / f"fedsam-seed{s}" / "analysis" / "flatness-train.json") for s in range(3)]
+    assert rows["FedSAM"][sharpness].values["mean"] == pytest.approx(fmean(f["top"][0]["value"] for f in files))
+
+
+def test_the_way_to_fedavgs_accuracy(setting: Setting) -> None:
+    chosen = judged(setting, {"FedAvg": [0.5, 0.5, 0.5], "FedSAM": [0.9, 0.9, 0.9]})
+    low, never = chosen.methods[1], 2.0
+    found = chosen.reached(low)
+    assert found is not None
+    assert found.rounds == fmean(
+        next(int(n) for n, a in zip(r.evaluated, r.evaluations["accuracy"], strict=True) if n % 2 == 0 and a >= 0.5)
+        for r in low.runs
+    )
+    fedavg = chosen.reached(chosen.methods[0])
+    assert fedavg is not None
+    assert fedavg.rounds == 12
+    assert judged(setting, {"FedAvg": [never] * 3, "FedSAM": [0.9] * 3}).reached(low) is None
+
+
+def test_an_unfinished_run_is_shown_as_such(setting: Setting) -> None:
+    going = dataclasses.replace(setting.methods[0].runs[0], status="unfinished", bytes=np.arange(3.0))
+    method = dataclasses.replace(setting.methods[0], runs=[going])
+    one = dataclasses.replace(setting, methods=[method])
+    assert results.results(one).rows[0][1].text == "25 % done"
+
+
+def test_mean_curves_are_over_common_rounds() -> None:
+    one = Curve(np.array([2, 4, 6]), np.array([20.0, 40.0, 60.0]), np.array([1.0, 2.0, 3.0]))
+    two = Curve(np.array([2, 6]), np.array([20.0, 60.0]), np.array([3.0, 5.0]))
+    mean = mean_curve([one, two])
+    assert mean is not None
+    assert mean.rounds.tolist() == [2, 6]
+    assert mean.values.tolist() == [2.0, 4.0]
+    assert mean.sd is not None
+    assert mean.sd.tolist() == pytest.approx([math.sqrt(2), math.sqrt(2)])
+    assert mean_curve([one]) is None
+
+
+def test_every_recorded_figure_has_a_curve(setting: Setting) -> None:
+    found = {q.id: q for q in quantities(list(setting.runs))}
+    assert {
+        "accuracy", "test_loss", "train_loss", "norm_params", "norm_update", "norm_dual", "norm_client_update",
+        "delta_eps_consecutive", "client_accuracy_p10", "client_accuracy_p50", "client_accuracy_p90",
+    } <= set(found)  # fmt: skip
+    run = setting.methods[0].runs[0]
+    curve = curve_of(run, found["accuracy"])
+    assert curve is not None
+    assert curve.values.tolist() == [100 * a for a in run.evaluations["accuracy"]]
+    assert curve.bytes.tolist() == [run.travelled(int(n)) for n in run.evaluated]
+    assert curves_of(setting.methods[0], found["norm_dual"]) == (None, [])  # FedAvg has no dual
