@@ -7,6 +7,8 @@ set -euo pipefail
 parts=(
   "a browser, for the report|command -v chromium|chromium"
   "a font, for the report|test -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf|fonts-dejavu-core"
+  "a reverse proxy, for the federation|command -v nginx || test -x /usr/sbin/nginx|nginx-light"
+  "process listings, for the federation|command -v ps|procps"
 )
 
 missing=() packages=()

@@ -103,9 +103,7 @@ def _client_axis(shown: int, clients: int) -> str:
 
 
 def _mark_clients(axes: Axes, shown: npt.NDArray[np.int64]) -> None:
-    places = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), 11)).round().astype(int))
-    if len(shown) % 10 == 0 and len(shown) >= 20:
-        places = np.arange(0, len(shown), len(shown) // 10)
+    places = np.arange(0, len(shown), max(1, len(shown) // 10))
     axes.set_xticks(places, [f"{client:,}" for client in shown[places]], fontsize=8)
 
 

@@ -21,7 +21,7 @@ from .exchange import Reply, Rules
 from .server import serve
 from .site import answer
 
-POLL = 0.5  # seconds between looks for replies
+POLL = 2.0  # seconds between looks for replies
 LINGER = 60.0  # seconds that the answers to "who are you" are waited for
 
 log = logging.getLogger("fedgloss")

@@ -106,6 +106,7 @@ class Kit:
     metrics: Mapping[str, Metric]
     transform: Transform
     device: str
+    precision: Precision
     seed: int
     precision: Precision
     environment: Mapping[str, str]
@@ -261,6 +262,7 @@ class RayTransport:
         address: str = "auto",
         environment: Mapping[str, str] | None = None,
         on_failure: OnFailure = "redo",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._store = store
         self._federation = problem.federation
@@ -272,6 +274,7 @@ class RayTransport:
             dict(problem.metrics),
             problem.federation.transform,
             problem.device,
+            problem.precision,
             seed,
             problem.precision,
             environment or {},
@@ -280,6 +283,7 @@ class RayTransport:
         self._asked = workers
         self._address = address
         self._on_failure = on_failure
+        self._variables = dict(environment or {})
         self._environment = describe_environment()
         self._connection = ExitStack()
         self._workers: list[_Worker] = []
@@ -302,6 +306,7 @@ class RayTransport:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": self._variables} if self._variables else None,
         )
         try:
             self._kit_reference = ray.put(cloudpickle.dumps(self._kit))
@@ -320,6 +325,11 @@ class RayTransport:
             _end(worker)
         self._workers.clear()
         self._connection.close()
+
+    @property
+    def actors(self) -> int:
+        """How many there are at most."""
+        return self._count
 
     @property
     def processes(self) -> list[int]:
