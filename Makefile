@@ -19,6 +19,10 @@ $(VENV)/.dev: $(VENV)/.base
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
+$(VENV)/.integration: $(VENV)/.dev
+	@$(PIP) -e '.[integration]'
+	@touch $@
+
 demo: $(VENV)/.base
 	@$(BIN)/fedgloss compare digits --methods fedavg,fedsam,fedsmoo,fedgloss --clients sam --out runs/demo
 	@$(BIN)/fedgloss report runs/demo --out runs/demo/report.html
@@ -31,7 +35,7 @@ lint: $(VENV)/.dev
 test: lint
 	@$(BIN)/pytest -n 2 -m "not integration and not slow"
 
-test-integration: $(VENV)/.dev
+test-integration: $(VENV)/.integration
 	@bash scripts/integration-setup.sh
 	@$(BIN)/pytest -m integration tests
 

@@ -19,11 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-<<<<<<< HEAD
 from .algorithm import UnreliableTransport, run_round
-=======
-from .algorithm import Dropped, UnreliableTransport, run_round
->>>>>>> 1920d9042a25f66edcacd3bc0fa99351e0cdd880
 from .analysis import (
     AverageCase,
     Drift,
@@ -353,12 +349,7 @@ class _Watched:
 
     def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
         for client, update in zip(cohort, self._transport(broadcast, cohort), strict=True):
-<<<<<<< HEAD
             assert isinstance(update, Update)  # nobody drops out in this process
-=======
-            if isinstance(update, Dropped):
-                continue
->>>>>>> 1920d9042a25f66edcacd3bc0fa99351e0cdd880
             if broadcast.purpose == "train":
                 self.models[client] = (broadcast["params"] + update["delta"]).cpu()
                 self.deltas[client] = update["delta"].cpu()

@@ -95,13 +95,8 @@ class PoolTransport:
         *,
         seed: int,
         workers: int,
-<<<<<<< HEAD
-        environment: Mapping[str, str] | None = None,
-        on_failure: OnFailure = "redo",
-=======
         on_failure: OnFailure = "redo",
         environment: Mapping[str, str] | None = None,
->>>>>>> 1920d9042a25f66edcacd3bc0fa99351e0cdd880
         start_method: str | None = None,
     ) -> None:
         self._store = store

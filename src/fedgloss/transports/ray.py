@@ -108,8 +108,6 @@ class Kit:
     device: str
     precision: Precision
     seed: int
-    precision: Precision
-    environment: Mapping[str, str]
     settings: TorchSettings
 
 
@@ -133,7 +131,6 @@ class Actor:
         try:
             sys.path += [path for path in paths if path not in sys.path]
             self._kit: Kit = cloudpickle.loads(kit)
-            os.environ.update(self._kit.environment)  # what oneDNN reads before its first layer, here not run yet
             self._kit.settings.apply()
             ExitStack().enter_context(freed_memory_kept())  # to the end of the process
             self._objective = Objective(self._kit.model, self._kit.loss, self._kit.device)
@@ -260,7 +257,6 @@ class RayTransport:
         seed: int,
         workers: int | None = None,
         address: str = "auto",
-        environment: Mapping[str, str] | None = None,
         on_failure: OnFailure = "redo",
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -276,8 +272,6 @@ class RayTransport:
             problem.device,
             problem.precision,
             seed,
-            problem.precision,
-            environment or {},
             self._settings,
         )
         self._asked = workers

@@ -90,11 +90,7 @@ def open_simulation(
                 on_failure=on_failure,
                 environment=environment,
             ) as cluster:
-<<<<<<< HEAD
-                yield Simulation(cluster, cluster.evaluate)
-=======
                 yield Simulation(cluster, cluster.evaluate, cluster.actors)
->>>>>>> 1920d9042a25f66edcacd3bc0fa99351e0cdd880
         elif count > 1 or apart:
             with PoolTransport(
                 algorithm,
@@ -103,23 +99,14 @@ def open_simulation(
                 store,
                 seed=seed,
                 workers=count,
-<<<<<<< HEAD
-                environment=environment,
-                on_failure=on_failure,
-=======
                 on_failure=on_failure,
                 environment=environment,
->>>>>>> 1920d9042a25f66edcacd3bc0fa99351e0cdd880
             ) as pool:
                 yield Simulation(pool, pool.evaluate, count)
         else:
             federation = problem.federation.to(objective.device)
             serial = SerialTransport(algorithm, client_tasks(objective, federation, seed, problem.precision), store)
-<<<<<<< HEAD
-            yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics))
-=======
             yield Simulation(serial, partial(_evaluate_here, objective, federation, problem.metrics), 1)
->>>>>>> 1920d9042a25f66edcacd3bc0fa99351e0cdd880
 
 
 def _ray() -> ModuleType:
