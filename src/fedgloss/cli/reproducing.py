@@ -493,6 +493,7 @@ def _list(console: Console, terms: Terms, as_json: bool) -> None:
     from ..reports import paper
 
     rates = Rates(terms)
+    console.print("measuring a few steps of each network on this machine ...")
     rows: list[dict[str, Any]] = []
     for exhibit in paper.exhibits():
         needs = Needs.of(exhibit)

@@ -657,7 +657,7 @@
           line: { color: colour(data.methods[one.method]), width: 2, dash: ["solid", "dash", "dot", "dashdot"][i % 4] }, hovertemplate: "%{x:.2f}<br>%{y:.4~g}",
         }));
         const edge = (x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: css("--line"), width: 1, dash: "dot" } });
-        return { traces, layout: { shapes: [edge(0), edge(1)], xaxis: { title: "from the first model (0) to the second (1)" }, yaxis: { title: plain(name), ...scale(log, traces) }, showlegend: traces.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } } };
+        return { traces, layout: { shapes: [edge(0), edge(1)], xaxis: { title: "from the first model (0) to the second (1)" }, yaxis: { title: plain(name), ...scale(log, traces) }, showlegend: traces.length > 1 && traces.length <= 4, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } } };
       },
     };
   }
