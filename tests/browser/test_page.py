@@ -367,19 +367,22 @@ def test_forty_runs_of_ten_thousand_rounds_open_quickly(browser: Browser, tmp_pa
     large_study(tmp_path / "runs")
     path = write(tmp_path / "report.html", tmp_path / "runs")
     assert path.stat().st_size < 18e6
-    waited = []
-    for _ in range(5):  # other work on the machine is not the page's fault
-        started = time.perf_counter()
-        opened = Opened(browser, path.as_uri())
-        opened.page.wait_for_function("document.querySelector('[data-chart=metric-rounds]').data?.length > 0")
-        waited.append(time.perf_counter() - started)
-        rows = opened.page.locator('[data-table^="results"] tbody tr').count()
-        opened.quiet(path.as_uri())
-        opened.context.close()
-        assert rows >= 10
-        if waited[-1] < 4:
-            break
-    assert min(waited) < 4, waited
+    processes = browser.new_browser_cdp_session()
+
+    def busy() -> dict[int, float]:
+        """Processor time of each process that shows pages."""
+        found = processes.send("SystemInfo.getProcessInfo")["processInfo"]
+        return {one["id"]: one["cpuTime"] for one in found if one["type"] == "renderer"}
+
+    before, started = busy(), time.perf_counter()
+    opened = Opened(browser, path.as_uri())
+    opened.page.wait_for_function("document.querySelector('[data-chart=metric-rounds]').data?.length > 0")
+    waited = time.perf_counter() - started
+    worked = max(spent - before.get(process, 0.0) for process, spent in busy().items())
+    assert opened.page.locator('[data-table^="results"] tbody tr').count() >= 10
+    opened.quiet(path.as_uri())
+    opened.context.close()
+    assert min(waited, worked) < 4, (waited, worked)  # that other programs had their turn is not the page's fault
 
 
 def test_the_live_page_takes_up_what_is_new(browser: Browser, tmp_path: Path) -> None:
