@@ -31,7 +31,7 @@ from fedgloss.records import RunFolder, read_lines
 pytestmark = pytest.mark.integration
 pytest.importorskip("flwr")
 
-SITES, SAMPLES, PATIENCE = 3, 48, 600
+SITES, SAMPLES, PATIENCE = 3, 48, 300
 DATA = f"""
 from fedgloss.config import resolve
 from fedgloss.job import build_federation

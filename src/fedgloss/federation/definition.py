@@ -64,6 +64,8 @@ def from_config(
     config = resolve(path).config
     if config.data.clients is None:
         raise InvalidInput(f"{path}: data.clients: say how many sites there are")
+    if config.training.precision != "float32":
+        raise InvalidInput(f"{path}: training.precision: sites compute in float32")
     network = Network(config.model.name, shape, classes, config.model.weights, dict(config.model.options))
     return Learning(
         algorithm=_algorithm(config, privacy),

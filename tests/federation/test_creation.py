@@ -1,0 +1,70 @@
+"""What `fedgloss federation init` writes, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli.command import fedgloss
+
+import fedgloss.federation as federation
+from fedgloss import InvalidInput
+
+
+def test_a_folder_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography")
+    folder = tmp_path / "trial"
+    answer = fedgloss(capsys, "federation", "init", folder, "--sites", "2", "--host", "fed.example.org")
+    assert answer.code == 0, answer.err
+    assert f"wrote {folder}" in answer.out
+    app = tomllib.loads((folder / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"] == {"serverapp": "federated.app:server", "clientapp": "federated.app:client"}
+    assert app["config"]["minimum-sites"] == 2
+    for secret in ("certificates/ca.key", "certificates/server.key", "keys/site-0", "keys/site-1"):
+        assert stat.S_IMODE((folder / secret).stat().st_mode) == 0o600
+    assert (folder / "keys/site-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    ssl.create_default_context(cafile=str(folder / "certificates/ca.crt"))
+    for script in ("start.sh", "site.sh"):
+        assert (folder / script).stat().st_mode & stat.S_IXUSR
+        subprocess.run(["bash", "-n", folder / script], check=True)
+    if shutil.which("openssl"):
+        checked = subprocess.run(
+            ["openssl", "verify", "-verify_hostname", "fed.example.org", "-CAfile", "ca.crt", "server.crt"],
+            cwd=folder / "certificates", capture_output=True, text=True,
+        )  # fmt: skip
+        assert checked.returncode == 0, checked.stderr
+    chosen = federation.from_config(
+        folder / "app/federated/config.toml", shape=(1, 32, 32), classes=10, client_data=lambda _: ([], [])
+    )
+    assert chosen.sites == 2
+    assert type(chosen.algorithm).__name__ == "FedGloSS"
+    again = fedgloss(capsys, "federation", "init", folder)
+    assert again.code == 2
+    assert "exists and is not empty; choose another folder" in again.err
+    assert [path.name for path in tmp_path.iterdir()] == ["trial"]  # nothing half-written
+
+
+def test_nonsense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        "--sites: must lie between 1 and 1000"
+        in fedgloss(capsys, "federation", "init", tmp_path / "a", "--sites", "0").err
+    )
+    spaces = fedgloss(capsys, "federation", "init", tmp_path / "a b")
+    assert spaces.code == 2
+    assert "quotes, dollars or spaces" in spaces.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_absent_extra_gives_one_helpful_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.delitem(sys.modules, "fedgloss.federation.flower", raising=False)
+    monkeypatch.delattr(federation, "flower", raising=False)
+    for name in ("client_app", "server_app"):
+        with pytest.raises(InvalidInput, match=r"^federation: Flower .*; pip install 'fedgloss\[flower\]'$"):
+            getattr(federation, name)
