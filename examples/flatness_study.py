@@ -17,7 +17,6 @@ from fedgloss.analysis.figures import (
     contours_figure,
     eigenvalues_figure,
     interpolation_figure,
-    local_global_figure,
     surfaces_figure,
     write_figure,
 )
@@ -51,9 +50,9 @@ SETTING = {  # 100 clients of one class with 120 pictures each, ten of them a ro
     "training.window": 5,
     "run.workers": 1,
 }
-MEASURES = Measures(top=2, bottom=0, subsets=4, sharpness=True, local=True, clients=2)
+MEASURES = Measures(top=2, bottom=0, subsets=3)
 EIGENVALUES = Terms(samples=300)
-SURFACE = Terms(samples=300)
+SURFACE = Terms(samples=200)
 
 
 def train(folder: Path, rounds: int) -> dict[str, float]:
@@ -77,8 +76,8 @@ def measure(folder: Path, names: list[str]) -> tuple[dict[str, Flatness], dict[s
     for name, run in runs.items():
         print(f"measuring {name}", flush=True)
         flat[name] = measure_flatness(run, EIGENVALUES, MEASURES)
-        surfaces[name] = measure_landscape(run, SURFACE, grid=11)
-    line = measure_interpolation(runs["FedSAM"], runs["FedGloSS"], [Terms(on="test", samples=1000)], points=13)
+        surfaces[name] = measure_landscape(run, SURFACE, grid=9)
+    line = measure_interpolation(runs["FedSAM"], runs["FedGloSS"], [Terms(on="test", samples=300)], points=13)
     return flat, surfaces, line["test"]
 
 
@@ -90,28 +89,23 @@ def draw(folder: Path, flat: Mapping[str, Flatness], surfaces: Mapping[str, Surf
         if other in surfaces:
             pair = (other, surfaces[other]), ("FedGloSS", surfaces["FedGloSS"])
             write_figure(surfaces_figure(*pair, ceiling=6), folder / f"surfaces-{other.lower()}")
-    for name, one in flat.items():
-        write_figure(local_global_figure(one.local), folder / f"local-{name.lower()}")
     write_figure(interpolation_figure({"test": line}, first="FedSAM", second="FedGloSS"), folder / "line")
 
 
 def table(accuracy: Mapping[str, float], flat: Mapping[str, Flatness]) -> str:
     lines = [
-        "| method | test accuracy | loss on train | lambda_1 | lambda_2 | SAM sharpness, 5 steps "
-        "| rise under noise | lambda_1 local: own data / all data | drift |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | test accuracy | loss on train | lambda_1 | lambda_2 "
+        "| cosine of the last server step with the first eigenvector | of five repeated ascents |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, one in flat.items():
         assert one.eigenvalues is not None
-        assert one.average_case is not None
-        assert one.drift is not None
-        first, second, *_ = one.eigenvalues.top
-        local = ", ".join(f"{c.local.largest.value:.3g} / {c.union.largest.value:.3g}" for c in one.local)
+        assert one.alignment is not None
+        first, second = one.eigenvalues.top
         lines.append(
             f"| {name} | {accuracy[name]:.1%} | {one.means['loss']:.3f} "
             f"| {first.value:.3g} ± {first.spread or 0:.2g} | {second.value:.3g} ± {second.spread or 0:.2g} "
-            f"| {one.worst_case[-1].value:.3g} | {one.average_case.value:.3g} ± {one.average_case.error:.1g} "
-            f"| {local} | {one.drift.drift:.3g} |"
+            f"| {one.alignment.cosines[0]:.2f} | {' '.join(f'{cosine:.2f}' for cosine in one.alignment.ascents)} |"
         )
     return "\n".join(lines) + "\n"
 
