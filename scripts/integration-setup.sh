@@ -7,7 +7,7 @@ set -euo pipefail
 parts=(
   "a browser, for the report|command -v chromium|chromium"
   "a font, for the report|test -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf|fonts-dejavu-core"
-  "a reverse proxy, for the federation|command -v nginx || test -x /usr/sbin/nginx|nginx-light"
+  "a reverse proxy, for the federation|PATH=$PATH:/usr/sbin command -v nginx|nginx-light"
   "process listings, for the federation|command -v ps|procps"
 )
 
