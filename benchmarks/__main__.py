@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
     "profile": engine.profile,
     "startup": scale.startup,
     "memory": scale.memory,
+    "memory-resnet18": scale.memory_resnet18,
     "cohorts": scale.cohorts,
     "population": scale.population,
     "workers": scale.workers,

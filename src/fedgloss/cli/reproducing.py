@@ -388,9 +388,9 @@ def _read_all(
     for exhibit in exhibits:
         wanted = [cell for cell in exhibit.cells if fnmatchcase(cell.id, pattern)]
         entries = [entry(cell, _seeds(cell, seeds), find, scaled=terms.scale is not None) for cell in wanted]
-        if any(one.runs for one in entries):
+        if any(one.telling for one in entries):
             made.append((exhibit, entries))
-            _print(console, exhibit, [one for one in entries if one.runs])
+            _print(console, exhibit, [one for one in entries if one.telling])
         elif wanted:
             needs = Needs.of(exhibit)
             rest.append((exhibit, f"{needs.data}; {needs.runs:,} runs, {needs.rounds:,} rounds"))
@@ -493,6 +493,7 @@ def _list(console: Console, terms: Terms, as_json: bool) -> None:
     from ..reports import paper
 
     rates = Rates(terms)
+    console.print("measuring a few steps of each network on this machine ...")
     rows: list[dict[str, Any]] = []
     for exhibit in paper.exhibits():
         needs = Needs.of(exhibit)

@@ -37,6 +37,9 @@ DRAWN = frozenset(
 )  # fmt: skip
 """Quantities that are pictures: nothing is printed for them, so nothing is judged."""
 
+LEAST_SHARE = 0.01
+"""Of a cell's rounds: before, a run says nothing of it."""
+
 GRADIENTS = "gradients.json"
 """In a run's analysis folder: gradients per local step, counted."""
 
@@ -106,6 +109,12 @@ class Entry:
     @property
     def shortened(self) -> bool:
         return self.rounds is not None
+
+    @property
+    def telling(self) -> bool:
+        """Whether there is something to show: an answer, from more than the first steps of the runs."""
+        early = self.rounds is not None and self.rounds < LEAST_SHARE * self.cell.rounds_needed
+        return (self.judgement is not None or self.verdict == "drawn") and not early
 
     @property
     def verdict(self) -> str:
@@ -388,12 +397,12 @@ def markdown(made: Sequence[tuple[Exhibit, Sequence[Entry]]], rest: Sequence[tup
         "",
     ]
     for exhibit, entries in made:
-        shown = [one for one in entries if one.runs]
-        left = [one.cell.id for one in entries if not one.runs]
+        shown = [one for one in entries if one.telling]
+        left = [one for one in entries if not one.telling]
         lines += [f"## {exhibit.label}", "", table(exhibit, shown).to_markdown()]
         if left:
             lines += [f"Not run: {len(left)} of {len(entries)} cells.", ""]
-    runs = {run.path: run for _, entries in made for one in entries for run in one.runs}
+    runs = {run.path: run for _, entries in made for one in entries if one.telling for run in one.runs}
     if runs:
         lines += ["## Runs", "", *_run_lines(list(runs.values())), ""]
     if rest:

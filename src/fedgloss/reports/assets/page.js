@@ -627,12 +627,15 @@
         const flat = heights.flat(2).filter(Number.isFinite);
         const [low, high] = flat.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
         const layout = { margin: { l: 40, r: 10, t: 30, b: 36 }, annotations: [] };
-        const gap = 0.05, width = (1 - gap * (surfaces.length - 1)) / surfaces.length;
+        const stacked = innerWidth < 640 && !printing;  // beside each other there is no room for their names
+        const few = stacked ? { nticks: 4, tickangle: 0 } : {};
+        const gap = stacked ? 0.3 : 0.05, width = (1 - gap * (surfaces.length - 1)) / surfaces.length;
         const traces = surfaces.map((surface, i) => {
-          const n = i ? i + 1 : "", start = i * (width + gap);
-          layout[`xaxis${n}`] = { domain: [start, start + width], anchor: `y${n}`, constrain: "domain" };
-          layout[`yaxis${n}`] = { anchor: `x${n}`, scaleanchor: `x${n}`, constrain: "domain" };
-          layout.annotations.push({ text: plain(surface.title), x: start + width / 2, y: 1, yshift: 22, xref: "paper", yref: "paper", showarrow: false, font: { size: 12, color: css("--ink") } });
+          const n = i ? i + 1 : "", start = i * (width + gap), whole = [0, 1];
+          const across = stacked ? whole : [start, start + width], up = stacked ? [1 - start - width, 1 - start] : whole;
+          layout[`xaxis${n}`] = { domain: across, anchor: `y${n}`, constrain: "domain", ...few };
+          layout[`yaxis${n}`] = { domain: up, anchor: `x${n}`, scaleanchor: `x${n}`, constrain: "domain", ...few };
+          layout.annotations.push({ text: plain(surface.title), x: (across[0] + across[1]) / 2, y: Math.min(1, up[1]), yshift: 22, xref: "paper", yref: "paper", showarrow: false, font: { size: 12, color: css("--ink") } });
           return {
             type: "contour", x: surface.x, y: surface.y, z: heights[i], xaxis: `x${n}`, yaxis: `y${n}`, showlegend: false, name: plain(surface.title), ncontours: 18, zmin: low, zmax: high, colorscale: "Viridis",
             line: { width: 0.6, color: faded(dark() ? "#ffffff" : "#000000", 0.35) }, showscale: i === surfaces.length - 1, colorbar: { title: { text: log ? `log₁₀ ${plain(name)}` : plain(name), side: "right" }, thickness: 12, outlinewidth: 0 },
@@ -657,7 +660,7 @@
           line: { color: colour(data.methods[one.method]), width: 2, dash: ["solid", "dash", "dot", "dashdot"][i % 4] }, hovertemplate: "%{x:.2f}<br>%{y:.4~g}",
         }));
         const edge = (x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: css("--line"), width: 1, dash: "dot" } });
-        return { traces, layout: { shapes: [edge(0), edge(1)], xaxis: { title: "from the first model (0) to the second (1)" }, yaxis: { title: plain(name), ...scale(log, traces) }, showlegend: traces.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } } };
+        return { traces, layout: { shapes: [edge(0), edge(1)], xaxis: { title: "from the first model (0) to the second (1)" }, yaxis: { title: plain(name), ...scale(log, traces) }, showlegend: traces.length > 1 && traces.length <= 4, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } } };
       },
     };
   }
