@@ -39,7 +39,7 @@ METHODS = {
     "FedSAM": {"algorithm.name": "fedsam"},
     "FedDyn": {"algorithm.name": "feddyn", "algorithm.client": "sgd"},
     "FedSMOO": {"algorithm.name": "fedsmoo"},
-    "FedGloSS": {"algorithm.name": "fedgloss", "algorithm.client": "sam"},
+    "FedGloSS": {"algorithm.name": "fedgloss", "algorithm.client": "sam", "algorithm.rho": 0.05},
 }
 SETTING = {  # 100 clients of one class with 120 pictures each, ten of them a round
     "data.validation": 0.8,
