@@ -57,10 +57,10 @@ from .errors import InvalidInput, require
 from .export import run_config, run_weights
 from .files import disk_errors
 from .job import build_algorithm, build_plan, build_problem
-from .messages import Broadcast, ServerState, Update
+from .messages import Broadcast, Update
 from .records import RunFolder, read_json, read_lines
 from .tasks import Objective, Problem
-from .transports import DiskStore, MemoryStore, open_simulation
+from .transports import DiskStore, MemoryStore, on_device, open_simulation
 from .vectors import Layout, Vector, norm
 
 Model: TypeAlias = Literal["last", "average100"]
@@ -271,7 +271,7 @@ class MeasuredRun:
         )  # bfloat16 may have been asked in vain
         problem = replace(self.problem, precision=used)
         objective = Objective(problem.build(self.config.training.seed), problem.loss, problem.device)
-        state = self._state(before, objective.device)
+        state = on_device(self.checkpoints.state(before), objective.device)
         plan, algorithm = build_plan(self.config), build_algorithm(self.config)
         dropped = read_lines(self.folder.rounds, "round")[-1].get("dropped", {})
         sampled = plan.sampling.cohort(state.population, plan.seed, state.round)
@@ -332,10 +332,6 @@ class MeasuredRun:
                 f"{self.config.data.name!r}"
             )
         return replace(transform, mean=other.mean, std=other.std), f"constants of {other.name}"
-
-    def _state(self, done: int, device: torch.device) -> ServerState:
-        state = self.checkpoints.state(done)
-        return replace(state, vectors={name: vector.to(device) for name, vector in state.vectors.items()})
 
 
 class _Watched:

@@ -42,6 +42,7 @@ from .transports import (
     OnFailure,
     TransportName,
     Workers,
+    on_device,
     open_simulation,
     prepare_workers,
     usable_workers,
@@ -303,7 +304,7 @@ def _starting_point(
         raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint was made with another configuration")
     if manifest.layout != objective.layout.fingerprint:
         raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint is of another network")
-    return checkpoints.state(done), manifest.lengths
+    return on_device(checkpoints.state(done), objective.device), manifest.lengths
 
 
 def _open_store(
@@ -322,9 +323,15 @@ def _open_store(
 
 PROTOCOL = (
     "The unperturbed global model (or the method's own average of models) on the whole {on} set, without "
-    "augmentation, every {every} rounds and after each of the last {window} rounds; reported is the mean over "
-    "those last {window} rounds, never the best."
+    "augmentation, every {every} rounds and after {last}; reported is {what}, never the best."
 )
+
+
+def _protocol(on: str, every: int, window: int) -> str:
+    if window == 1:
+        return PROTOCOL.format(on=on, every=every, last="the last round", what="the last round's figure")
+    rounds = f"last {window} rounds"
+    return PROTOCOL.format(on=on, every=every, last=f"each of the {rounds}", what=f"the mean over those {rounds}")
 
 
 def summarise(folder: RunFolder, job: Job, status: Status, divergence: Diverged | None = None) -> dict[str, Any]:
@@ -344,7 +351,7 @@ def summarise(folder: RunFolder, job: Job, status: Status, divergence: Diverged 
         "planned_rounds": job.plan.rounds,
         "reported": reported,
         "last_evaluation": evaluations[-1] if evaluations else None,
-        "protocol": PROTOCOL.format(on=job.evaluate_on, every=job.plan.eval_every, window=window),
+        "protocol": _protocol(job.evaluate_on, job.plan.eval_every, window),
         "window": window,
         "traffic": {**asdict(travelled), "bytes": travelled.bytes, "factor": travelled.factor},
         "seconds": round(seconds, 3),

@@ -3,7 +3,7 @@
 from .client_store import ClientStore, DiskStore, MemoryStore
 from .pool import PoolTransport, prepare_workers
 from .schedule import OnFailure
-from .serial import SerialTransport, Tasks
+from .serial import SerialTransport, Tasks, on_device
 from .simulation import Evaluate, Simulation, TransportName, Workers, open_simulation, usable_workers
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Tasks",
     "TransportName",
     "Workers",
+    "on_device",
     "open_simulation",
     "prepare_workers",
     "usable_workers",

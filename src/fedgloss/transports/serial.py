@@ -10,10 +10,10 @@ import torch
 
 from ..algorithm import Algorithm, ClientTask
 from ..divergence import check_update
-from ..messages import Broadcast, ClientState, Purpose, Update
+from ..messages import Broadcast, ClientState, Purpose, ServerState, Update
 from .client_store import ClientStore
 
-M = TypeVar("M", bound=Broadcast | ClientState | Update)
+M = TypeVar("M", bound=Broadcast | ClientState | ServerState | Update)
 
 Tasks: TypeAlias = Callable[[int, int, Purpose], ClientTask]
 """(client, round, purpose) -> the client's task for that exchange."""
