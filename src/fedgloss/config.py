@@ -171,7 +171,7 @@ def _reconcile_the_split(merged: dict[str, Any], origins: dict[str, str]) -> Non
     nothing once the user asked for a split without. Settings of the user's that do not fit stay, to be refused.
     """
     data = merged.get("data")
-    if not isinstance(data, dict) or data.get("split") not in SPLITS:
+    if not isinstance(data, dict) or data.get("split") not in list(SPLITS):  # a list: the value may be anything
         return
 
     def by_user(key: str) -> bool:

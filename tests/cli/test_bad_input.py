@@ -99,6 +99,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ([*RUN, "--split", "official"], "the official split needs the folder of the authors' JSON files"),
     ([*RUN, "--split", "natural"], "natural split"),
     (["run", "fashion-mnist-cnn", "--split", "shards", "--set", "data.name=digits"], "classes_per_client"),
+    (["run", "digits", "--set", "data.split=[]"], "data.split"),
     ([*RUN, "--split", "iid", "--alpha", "0.5"], "alpha: the split 'iid' has no such setting"),
     ([*RUN, "--set", "model.name=cnnn"], "did you mean 'cnn'?"),
     ([*RUN, "--set", "model.options.depth=3"], "depth"),

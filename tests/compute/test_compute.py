@@ -18,7 +18,7 @@ from torch import nn
 from fedgloss import LocalTraining, Problem, compute
 from fedgloss.algorithms import METHODS, build
 from fedgloss.compute import TorchSettings, available_cores, compute_threads, freed_memory_kept
-from fedgloss.data import ArraySamples, Identity
+from fedgloss.data import ArraySamples, Identity, Subset
 from fedgloss.messages import Broadcast
 from fedgloss.tasks import Batch, ClientObjective, Objective
 from fedgloss.transports import usable_workers
@@ -132,7 +132,8 @@ def test_no_step_of_any_method_waits_for_the_device(name: str) -> None:
     objective = Objective(problem.build(0), problem.loss, problem.device)
     state = algorithm.init_server(objective.initial(), federation.population)
     broadcast: Broadcast = next(algorithm.server_round(state))
-    task = _Unasked(objective, federation, 0, seed=0, round=0, purpose="train")
+    samples = Subset(federation.train, federation.partition[0])
+    task = _Unasked(objective, samples, federation.transform, client=0, seed=0, round=0, purpose="train")
     update, memory = algorithm.client_update(broadcast, algorithm.init_client(broadcast["params"]), task)
     assert {v.device.type for v in (*update.vectors.values(), *memory.vectors.values())} == {"meta"}
 
