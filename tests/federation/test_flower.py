@@ -61,7 +61,8 @@ class Deployment:
     @property
     def environment(self) -> dict[str, str]:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        return {**os.environ, **quiet, "FLWR_HOME": str(self.folder / "flower")}
+        programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # Flower's start each other by name
+        return {**os.environ, **quiet, "FLWR_HOME": str(self.folder / "flower"), "PATH": programs}
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "flwr"), *arguments]
@@ -254,7 +255,14 @@ def test_an_unknown_node_is_refused(deployment: Deployment, tmp_path: Path) -> N
         "--root-certificates", str(deployment.folder / "certificates/ca.crt"), "--max-retries", "1",
         "--port", str(deployment.port + 20),
     ]  # fmt: skip
+
+    def entrances() -> list[str]:
+        visits = (deployment.folder / "proxy/access.log").read_text().splitlines()
+        return [visit for visit in visits if visit.endswith(("/activate-node", "/register-node"))]
+
+    await_(lambda: len([line for line in entrances() if line.startswith("200 ")]) >= SITES, "the sites to enter")
     for key in (["--auth-supernode-private-key", str(other / "keys/site-0")], []):
+        before = len(entrances())
         with (tmp_path / "log").open("w") as log:  # a file: what the SuperNode leaves behind would hold a pipe open
             process = subprocess.Popen(
                 [*command, *key], env=deployment.environment, stdout=log, stderr=log, start_new_session=True
@@ -265,3 +273,6 @@ def test_an_unknown_node_is_refused(deployment: Deployment, tmp_path: Path) -> N
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         assert code != 0, (tmp_path / "log").read_text()
+        tried = entrances()[before:]
+        assert tried, (tmp_path / "log").read_text()
+        assert not [line for line in tried if line.startswith("200 ")]
