@@ -17,8 +17,8 @@ import fedgloss.federation as federation
 from fedgloss import InvalidInput
 
 
+@pytest.mark.integration
 def test_a_folder_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cryptography")
     folder = tmp_path / "trial"
     answer = fedgloss(capsys, "federation", "init", folder, "--sites", "2", "--host", "fed.example.org")
     assert answer.code == 0, answer.err

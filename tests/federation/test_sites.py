@@ -300,8 +300,8 @@ def test_a_site_refuses_what_is_no_letter(change: dict[str, Any], reason: str, t
 # Privacy
 
 
+@pytest.mark.integration  # needs the accountant of the extra
 def test_privacy_clips_what_is_sent_and_what_is_kept_and_accounts_for_the_noise(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     privacy = Privacy(clip=0.5, noise=1.1)
     algorithm = build("fedgloss", privacy.clipped(LOCAL))
     sampling = IndependentCohort(0.6)
