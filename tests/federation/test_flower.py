@@ -12,9 +12,9 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -57,12 +57,18 @@ class Deployment:
     folder: Path
     port: int
     proxy: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "certificates/ca.crt"
 
     @property
     def environment(self) -> dict[str, str]:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # Flower's start each other by name
-        return {**os.environ, **quiet, "FLWR_HOME": str(self.folder / "flower"), "PATH": programs}
+        home = str(self.folder / "flower")
+        return {**os.environ, **quiet, **self.variables, "FLWR_HOME": home, "PATH": programs}
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "flwr"), *arguments]
@@ -73,8 +79,8 @@ class Deployment:
         path = self.folder / "app/federated/config.toml"
         path.write_text(re.sub(r'name = "(naive-)?fedgloss"', f'name = "{algorithm}"', path.read_text()))
 
-    def submit(self, run: Path) -> None:
-        ended = self.flwr("run", str(self.folder / "app"), "trial", "--run-config", f'run-folder="{run}"')
+    def submit(self, run: Path, where: str = "trial") -> None:
+        ended = self.flwr("run", str(self.folder / "app"), where, "--run-config", f'run-folder="{run}"')
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
     def finished(self, run: Path) -> dict[str, object]:
@@ -119,16 +125,16 @@ def family(root: int) -> list[int]:
     return found
 
 
-def of_folder(folder: Path) -> list[str]:
-    """Processes that name the folder, or that a process of the folder's environment started."""
-    found = []
+def of_folder(folder: Path) -> dict[int, str]:
+    """Processes that name the folder, or that one of its environment started, with their commands."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
         except OSError:
             continue
         if str(folder).encode() in environment + command and path.name != str(os.getpid()):
-            found.append(command.replace(b"\0", b" ").decode())
+            found[int(path.name)] = command.replace(b"\0", b" ").decode()
     return found
 
 
@@ -137,7 +143,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     folder = tmp_path_factory.mktemp("federation") / "trial"
     create(folder, sites=SITES)
     (folder / "app/federated/data.py").write_text(DATA)
-    text = (folder / "start.sh").read_text() + (folder / "site.sh").read_text()
+    text = (folder / "superlink.sh").read_text() + (folder / "site.sh").read_text()
     port = int(re.findall(r"--port (\d+)", text)[0])
     proxy = int(re.findall(r"127.0.0.1:(\d+)\}", text)[0])
     started = Deployment(folder, port, proxy)
@@ -151,7 +157,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         process.wait(timeout=60)
         log.close()
     # all ports are free and no process is left
-    await_(lambda: not of_folder(folder), f"the end of {of_folder(folder)}")
+    await_(lambda: not of_folder(folder), f"the end of {of_folder(folder).values()}")
     for number in (port, proxy, *range(port + 2, port + 2 + SITES)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -208,6 +214,29 @@ def test_a_site_killed_and_restarted_mid_run_changes_no_bit(deployment: Deployme
     assert equal(final(run), serial(deployment))
 
 
+def test_flower_s_simulation_gives_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    folder = tmp_path / "trial"
+    create(folder, sites=SITES)
+    (folder / "app/federated/data.py").write_text(DATA)
+    ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(), "FLWR_LOCAL_CONTROL_API_PORT": free_port()}
+    simulated, run = Deployment(folder, 0, 0, ports), folder / "simulated"
+    try:
+        simulated.submit(run, "simulation")
+        assert simulated.finished(run)["status"] == "finished", simulated.logs()
+        assert equal(final(run), serial(simulated))
+    finally:
+        for process in of_folder(folder):  # Flower leaves its own SuperLink running
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def ask(port: int, path: str, authority: Path) -> int:
     context = ssl.create_default_context(cafile=str(authority))
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
@@ -219,7 +248,7 @@ def ask(port: int, path: str, authority: Path) -> int:
 
 
 def test_the_proxy_passes_the_fleet_s_routes_alone(deployment: Deployment) -> None:
-    authority = deployment.folder / "certificates/ca.crt"
+    authority = deployment.authority
     # without the proxy the control API answers whoever asks: this is what the proxy is for
     assert ask(deployment.port, "/v1/control/list-nodes", authority) == 200
     for path in (
@@ -276,3 +305,30 @@ def test_an_unknown_node_is_refused(deployment: Deployment, tmp_path: Path) -> N
         tried = entrances()[before:]
         assert tried, (tmp_path / "log").read_text()
         assert not [line for line in tried if line.startswith("200 ")]
+
+
+def test_a_server_killed_mid_run_goes_on_with_the_same_bits(deployment: Deployment) -> None:
+    deployment.choose("fedgloss")
+    run, folder = deployment.folder / "interrupted", deployment.folder
+    deployment.submit(run)
+    await_(lambda: (run / "rounds.jsonl").exists() and read_lines(run / "rounds.jsonl"), "a round", deployment.logs)
+    for process in family(int((folder / "logs/superlink.pid").read_text())):
+        os.kill(process, signal.SIGKILL)
+    assert not (run / "summary.json").exists()
+    with (folder / "logs/superlink-again.log").open("w") as log:
+        again = subprocess.Popen([folder / "superlink.sh"], stdout=log, stderr=log, start_new_session=True)
+    try:
+        await_(lambda: listens(deployment.port), "the SuperLink", deployment.logs)
+        deployment.submit(run)
+        summary = deployment.finished(run)
+    finally:
+        for process in family(again.pid):
+            os.kill(process, signal.SIGTERM)
+        again.wait(timeout=60)
+    assert summary["status"] == "finished", deployment.logs()
+    assert equal(final(run), serial(deployment))
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -23,6 +23,7 @@ _FILES = {
     "flower.toml": "flower/config.toml",
     "nginx.conf": "nginx.conf",
     "start.sh": "start.sh",
+    "superlink.sh": "superlink.sh",
     "site.sh": "site.sh",
 }
 

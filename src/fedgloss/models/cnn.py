@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .fourier import FourierConv2d
 from .shapes import Shape, picture
 
 LEAST = 16
@@ -26,7 +27,7 @@ class Cnn(nn.Module):
         super().__init__()
         channels, height, width = picture("cnn", input_shape, classes, LEAST, "two 5 x 5 convolutions, each halved")
         self.conv1 = nn.Conv2d(channels, 64, 5)
-        self.conv2 = nn.Conv2d(64, 64, 5)
+        self.conv2 = FourierConv2d(64, 64, 5)
         self.fc1 = PictureLinear((64, _halved_twice(height), _halved_twice(width)), 384)
         self.fc2 = nn.Linear(384, 192)
         self.fc3 = nn.Linear(192, classes)
