@@ -1,68 +1,17 @@
 """Sharpness-aware federated learning: FedGloSS and the methods it is compared with."""
 
-from .algorithms import (
-    AdaBest,
-    Centralised,
-    FedAvg,
-    FedDyn,
-    FedGloSS,
-    FedLESAM,
-    FedProx,
-    FedSMOO,
-    FedSpeed,
-    MoFedSAM,
-    NaiveFedGloSS,
-    Scaffold,
-    ServerSam,
-    Swa,
-    Wima,
-)
-from .data import Federation, Partition
-from .errors import Diverged, InvalidInput
-from .gradients import Asam, Mixed, Plain, Sam
-from .local import LocalTraining
-from .sampling import ExactCohort, IndependentCohort
-from .schedules import Constant, Cycle, WarmUp
-from .server_optimizers import Adaptive, Momentum, Sgd
-from .tasks import Problem
-from .training import History, train
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .library import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdaBest",
-    "Adaptive",
-    "Asam",
-    "Centralised",
-    "Constant",
-    "Cycle",
-    "Diverged",
-    "ExactCohort",
-    "FedAvg",
-    "FedDyn",
-    "FedGloSS",
-    "FedLESAM",
-    "FedProx",
-    "FedSMOO",
-    "FedSpeed",
-    "Federation",
-    "History",
-    "IndependentCohort",
-    "InvalidInput",
-    "LocalTraining",
-    "Mixed",
-    "MoFedSAM",
-    "Momentum",
-    "NaiveFedGloSS",
-    "Partition",
-    "Plain",
-    "Problem",
-    "Sam",
-    "Scaffold",
-    "ServerSam",
-    "Sgd",
-    "Swa",
-    "WarmUp",
-    "Wima",
-    "train",
-]
+
+def __getattr__(name: str) -> Any:
+    """Names are looked up when they are asked for: the command line has things to do before torch is loaded."""
+    library = import_module(f"{__name__}.library")
+    if name != "__all__" and name not in library.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(library, name)

@@ -22,6 +22,7 @@ from .data.statistics import portrait
 from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
 from .files import disk_errors, write_atomically
+from .forkserver import prepare_workers
 from .messages import ServerState
 from .precision import settle
 from .records import (
@@ -44,7 +45,6 @@ from .transports import (
     Workers,
     on_device,
     open_simulation,
-    prepare_workers,
     usable_workers,
 )
 from .vectors import Vector

@@ -18,6 +18,7 @@ from .diagnostics import (
 )
 from .divergence import Limits
 from .errors import InvalidInput, require
+from .forkserver import prepare_workers
 from .messages import ServerState
 from .precision import settle
 from .sampling import ExactCohort, Sampling
@@ -28,7 +29,6 @@ from .transports import (
     TransportName,
     Workers,
     open_simulation,
-    prepare_workers,
     usable_workers,
 )
 from .vectors import Layout, Vector

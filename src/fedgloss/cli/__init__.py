@@ -1,5 +1,14 @@
 """The command line. Each command group is a module here; nothing imports this package."""
 
-from .main import app, main
+import sys
 
-__all__ = ["app", "main"]
+from ..forkserver import prepare_workers
+
+
+def main() -> None:
+    """Run the command line; what a run's workers are forked from gets ready while this process imports torch."""
+    if sys.argv[1:2] in (["run"], ["resume"]):
+        prepare_workers()
+    from .commands import main
+
+    main()

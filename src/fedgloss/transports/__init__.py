@@ -1,7 +1,7 @@
 """Where clients run and remember. Each transport carries a broadcast to a cohort and yields its updates."""
 
 from .client_store import ClientStore, DiskStore, MemoryStore
-from .pool import PoolTransport, prepare_workers
+from .pool import PoolTransport
 from .schedule import OnFailure
 from .serial import SerialTransport, Tasks, on_device
 from .simulation import Evaluate, Simulation, TransportName, Workers, open_simulation, usable_workers
@@ -20,6 +20,5 @@ __all__ = [
     "Workers",
     "on_device",
     "open_simulation",
-    "prepare_workers",
     "usable_workers",
 ]

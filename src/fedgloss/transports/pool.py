@@ -9,13 +9,10 @@ import atexit
 import itertools
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -24,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from ..algorithm import Algorithm, Dropped
 from ..compute import TorchSettings
 from ..errors import InvalidInput, WorkerLost
+from ..forkserver import default_start_method, interrupts_held, prepare_workers
 from ..messages import Broadcast, ClientState, Update
 from ..tasks import Objective, Problem, SampleSet, evaluation_means, evaluation_starts, samples_of
 from ..vectors import Vector
@@ -38,19 +36,6 @@ log = logging.getLogger("fedgloss")
 
 M = TypeVar("M", bound=ClientState | Update)
 Answer: TypeAlias = tuple[Update, ClientState] | Mapping[str, float] | Exception
-
-
-def default_start_method() -> str:
-    """Linux forks workers from a small server that has imported torch once; macOS does not survive forks."""
-    return "forkserver" if sys.platform == "linux" else "spawn"
-
-
-def prepare_workers() -> None:
-    """Start what workers are forked from, beside whatever this process does until it needs them."""
-    if default_start_method() == "forkserver":
-        multiprocessing.set_forkserver_preload([serve.__module__])
-        with _interrupts_held():
-            multiprocessing.forkserver.ensure_running()
 
 
 @dataclass(eq=False)
@@ -220,7 +205,7 @@ class PoolTransport:
         prepare_workers()
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=serve, args=(theirs,), name=f"fedgloss worker {number}", daemon=True)
-        with _interrupts_held():
+        with interrupts_held():
             process.start()
         theirs.close()
         worker = _Worker(number, process, Channel(ours))
@@ -254,15 +239,3 @@ def _answer(worker: _Worker, message: Trained | Evaluated | Failed) -> Answer:
 
 def _own(message: M) -> M:
     return replace(message, vectors={name: vector.clone() for name, vector in message.vectors.items()})
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Processes started inside the block never see Ctrl-C, not even before they can say that they ignore it."""
-    resource_tracker.ensure_running()  # starting it later, from inside the block, would lift the block
-    signals = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
