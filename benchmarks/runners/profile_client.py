@@ -26,7 +26,7 @@ KINDS = {
         "aten::max_pool2d_with_indices_backward",
         "aten::fill_",
     ),
-    "linear layers": ("aten::mm", "aten::addmm"),
+    "matrix products (linear layers; here the second convolution too)": ("aten::mm", "aten::addmm", "aten::bmm"),
     "relu, both ways": ("aten::relu", "aten::threshold_backward", "aten::clamp_min"),
 }
 

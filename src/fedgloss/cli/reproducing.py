@@ -440,35 +440,36 @@ class Needs:
 
 
 class Rates:
-    """Forecasts for one method with plain clients and one with SAM's, a preset; the others are alike."""
+    """What a preset's runs take here, measured with FedAvg; a SAM client takes two gradients for one."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._found: dict[tuple[str, bool], Forecast | str] = {}
+        self._found: dict[str, Forecast | str] = {}
 
-    def of(self, preset: str, sam: bool) -> Forecast | str:
+    def of(self, preset: str) -> Forecast | str:
         """A forecast, or what is missing for it."""
-        if (preset, sam) not in self._found:
+        if preset not in self._found:
             try:
-                options = {"algorithm__name": "fedsam" if sam else "fedavg", "fidelity": self._terms.fidelity}
-                config = configured(preset, list(self._terms.settings), **options).config
-                self._found[preset, sam] = forecast_of(config)
+                options = {"algorithm__name": "fedavg", "fidelity": self._terms.fidelity}
+                self._found[preset] = forecast_of(configured(preset, list(self._terms.settings), **options).config)
             except InvalidInput as error:
-                self._found[preset, sam] = str(error)
-        return self._found[preset, sam]
+                self._found[preset] = str(error)
+        return self._found[preset]
 
     def seconds(self, setting: Setting, rounds: int) -> float | None:
-        found = self.of(setting.preset, setting.client == "sam")
+        found = self.of(setting.preset)
         if isinstance(found, str):
             return None
         evaluations = found.evaluations * rounds / found.rounds * found.seconds_per_evaluation
+        gradients = 2 if setting.client == "sam" else 1
         exchanges = 2 if setting.method == "naive-fedgloss" else 1
+        training = rounds * found.seconds_per_round * gradients
         if METHODS[setting.method].centralised:  # an epoch over everybody's samples
-            return rounds * found.seconds_per_round * found.clients / found.cohort
-        return rounds * found.seconds_per_round * exchanges + evaluations
+            return training * found.clients / found.cohort
+        return training * exchanges + evaluations
 
     def disk(self, setting: Setting) -> int:
-        found = self.of(setting.preset, setting.client == "sam")
+        found = self.of(setting.preset)
         if isinstance(found, str):
             return 0
         memories = found.clients * 4 * found.parameters if setting.method in WITH_MEMORY else 0
@@ -497,7 +498,7 @@ def _list(console: Console, terms: Terms, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for exhibit in paper.exhibits():
         needs = Needs.of(exhibit)
-        missing = sorted({str(found) for p in needs.presets if isinstance(found := rates.of(p, False), str)})
+        missing = sorted({str(found) for p in needs.presets if isinstance(found := rates.of(p), str)})
         seconds = [rates.seconds(run.setting, rounds) for run, rounds in paper.runs(exhibit.cells).items()]
         known = sum(s for s in seconds if s is not None)
         disk = sum(rates.disk(run.setting) for run in paper.runs(exhibit.cells))
