@@ -32,6 +32,12 @@ def test_first_and_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(convolved, (pictures, weight))
 
 
+def test_many_at_once() -> None:
+    pictures, weights = drawn(2, 2, 6, 5), drawn(4, 3, 2, 3, 3)
+    together = torch.vmap(lambda weight: convolved(pictures, weight))(weights)
+    torch.testing.assert_close(together, torch.stack([F.conv2d(pictures, weight) for weight in weights]))
+
+
 def test_single_precision_loses_nothing_to_the_detour() -> None:
     pictures, weight = drawn(16, 64, 14, 14), drawn(64, 64, 5, 5) / 40
     exact = F.conv2d(pictures, weight)

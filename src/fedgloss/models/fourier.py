@@ -48,7 +48,7 @@ def convolved(pictures: Tensor, weight: Tensor) -> Tensor:
     products = torch.bmm(spectrum, kernels)
     columns = by.back_columns @ products.view(half, 3 * width, -1)
     found = (by.back_rows @ columns.view(2 * half, -1)).view(tall, wide, count, outputs)
-    return found.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+    return found.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
