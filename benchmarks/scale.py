@@ -49,10 +49,10 @@ def memory() -> list[Line]:
 
 
 def memory_resnet18() -> list[Line]:
-    """The same for a network whose clients remember 9 GB together, with 1 GB of RAM for that."""
+    """The same for a network whose clients remember 9 GB together, with 256 MB of RAM for that."""
     options = {"model": "resnet18-gn", "method": "fedsmoo", "cohort": 4, "per_client": 64}
-    peak = _peak_of("resnet18", **options, client_memory="1GB", all_took_part=True)
-    what = "peak memory, ResNet18-GN, FedSMOO, 100 clients, 1 GB for their memories, GB"
+    peak = _peak_of("resnet18", **options, client_memory="256MB", all_took_part=True)
+    what = "peak memory, ResNet18-GN, FedSMOO, 100 clients, 256 MB for their memories, GB"
     lines = [Line(what, f"{peak / GB:.2f}", "at most 4", peak <= 4 * GB)]
     write("memory-resnet18", lines, None, {"bytes": peak})
     return lines

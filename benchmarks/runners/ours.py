@@ -73,7 +73,7 @@ class EvenPartition(Partition):
 def unit_problem(model: str, clients: int, per_client: int = PER_CLIENT) -> Problem:
     inputs, targets = pictures(min(clients, 100))
     count = clients * per_client
-    samples = Repeated(torch.from_numpy(inputs), torch.from_numpy(targets), count)
+    samples = Repeated(torch.from_numpy(inputs[:count].copy()), torch.from_numpy(targets[:count].copy()), count)
     offsets = np.arange(0, count + 1, per_client, dtype=np.int64)
     partition = EvenPartition(np.empty(0, np.int64), offsets, per_client)
     federation = Federation(samples, partition, transform=PictureTransform(MEAN, STD))
