@@ -164,17 +164,14 @@ def plots() -> list[Line]:
             times.plot(where, middle, "o-", label=group)
             sizes.plot(where, [turns["memory"][name] / GB for name in names], "o-", label=group)
         for axes, unit in ((times, "seconds a round"), (sizes, "memory, GB (PSS)")):
-            axes.set(xlabel=label, ylabel=unit)
-            axes.set_ylim(bottom=0)
+            axes.set(xlabel=label, ylabel=unit, ylim=(0, 1.15 * axes.dataLim.ymax))
             axes.grid(alpha=0.3)
-            if benchmark == "population":
-                axes.set_xscale("log")
             if benchmark == "workers":
                 axes.set_xticks([1, 2])
-            if len(groups) > 1:
+            elif benchmark == "population":
                 axes.set_xscale("log")
-                axes.set_yscale("log")
-                axes.set_ylim(bottom=None)
+                axes.xaxis.set_major_formatter("{x:,.0f}")
+            if len(groups) > 1:
                 axes.legend()
         PICTURES.mkdir(exist_ok=True)
         figure.savefig(PICTURES / f"{benchmark}.png", dpi=110)
