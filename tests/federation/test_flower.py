@@ -58,6 +58,7 @@ class Deployment:
     port: int
     proxy: int
     variables: Mapping[str, str] = field(default_factory=dict)
+    restarted: list[int] = field(default_factory=list)
 
     @property
     def authority(self) -> Path:
@@ -82,6 +83,16 @@ class Deployment:
     def submit(self, run: Path, where: str = "trial") -> None:
         ended = self.flwr("run", str(self.folder / "app"), where, "--run-config", f'run-folder="{run}"')
         assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    def kill(self, name: str) -> None:
+        """End a part and all that it started, as a power cut would."""
+        for process in family(int((self.folder / f"logs/{name}.pid").read_text())):
+            os.kill(process, signal.SIGKILL)
+
+    def start_again(self, name: str, *command: str) -> None:
+        with (self.folder / f"logs/{name}-again.log").open("w") as log:
+            started = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
+        self.restarted.append(started.pid)
 
     def finished(self, run: Path) -> dict[str, object]:
         await_(lambda: (run / "summary.json").exists(), f"{run} to end", self.logs)
@@ -155,13 +166,25 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     finally:
         process.terminate()
         process.wait(timeout=60)
+        for again in started.restarted:
+            for member in family(again):
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
         log.close()
     # all ports are free and no process is left
     await_(lambda: not of_folder(folder), f"the end of {of_folder(folder).values()}")
     for number in (port, proxy, *range(port + 2, port + 2 + SITES)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", number))
+        await_(lambda number=number: free(number), f"port {number} to be free")
+
+
+def free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def final(run: Path) -> ServerState:
@@ -193,24 +216,28 @@ def test_three_sites_give_the_bits_of_one_process_and_the_bytes_of_the_ledger(de
     assert counted == pytest.approx(measured, rel=0.02)
 
 
-def test_a_site_killed_and_restarted_mid_run_changes_no_bit(deployment: Deployment) -> None:
-    deployment.choose("naive-fedgloss")
-    run, folder = deployment.folder / "naive", deployment.folder
+def test_a_server_killed_mid_run_goes_on_with_the_same_bits(deployment: Deployment) -> None:
+    run = deployment.folder / "interrupted"
     deployment.submit(run)
     await_(lambda: (run / "rounds.jsonl").exists() and read_lines(run / "rounds.jsonl"), "a round", deployment.logs)
-    victim = int((folder / "logs/site-1.pid").read_text())
-    for process in family(victim):
-        os.kill(process, signal.SIGKILL)
-    with (folder / "logs/site-1-again.log").open("w") as log:
-        again = subprocess.Popen([folder / "site.sh", "1"], stdout=log, stderr=log, start_new_session=True)
-    try:
-        summary = deployment.finished(run)
-    finally:
-        members = family(again.pid)
-        for process in members:
-            os.kill(process, signal.SIGKILL)
-        again.wait()
-    assert summary["status"] == "finished", deployment.logs()
+    deployment.kill("superlink")
+    assert not (run / "summary.json").exists()
+    await_(lambda: free(deployment.port), "the port")
+    deployment.start_again("superlink", "./superlink.sh")
+    await_(lambda: not free(deployment.port), "the SuperLink", deployment.logs)
+    deployment.submit(run)
+    assert deployment.finished(run)["status"] == "finished", deployment.logs()
+    assert equal(final(run), serial(deployment))
+
+
+def test_a_site_killed_and_restarted_mid_run_changes_no_bit(deployment: Deployment) -> None:
+    deployment.choose("naive-fedgloss")
+    run = deployment.folder / "naive"
+    deployment.submit(run)
+    await_(lambda: (run / "rounds.jsonl").exists() and read_lines(run / "rounds.jsonl"), "a round", deployment.logs)
+    deployment.kill("site-1")
+    deployment.start_again("site-1", "./site.sh", "1")
+    assert deployment.finished(run)["status"] == "finished", deployment.logs()
     assert equal(final(run), serial(deployment))
 
 
@@ -305,30 +332,3 @@ def test_an_unknown_node_is_refused(deployment: Deployment, tmp_path: Path) -> N
         tried = entrances()[before:]
         assert tried, (tmp_path / "log").read_text()
         assert not [line for line in tried if line.startswith("200 ")]
-
-
-def test_a_server_killed_mid_run_goes_on_with_the_same_bits(deployment: Deployment) -> None:
-    deployment.choose("fedgloss")
-    run, folder = deployment.folder / "interrupted", deployment.folder
-    deployment.submit(run)
-    await_(lambda: (run / "rounds.jsonl").exists() and read_lines(run / "rounds.jsonl"), "a round", deployment.logs)
-    for process in family(int((folder / "logs/superlink.pid").read_text())):
-        os.kill(process, signal.SIGKILL)
-    assert not (run / "summary.json").exists()
-    with (folder / "logs/superlink-again.log").open("w") as log:
-        again = subprocess.Popen([folder / "superlink.sh"], stdout=log, stderr=log, start_new_session=True)
-    try:
-        await_(lambda: listens(deployment.port), "the SuperLink", deployment.logs)
-        deployment.submit(run)
-        summary = deployment.finished(run)
-    finally:
-        for process in family(again.pid):
-            os.kill(process, signal.SIGTERM)
-        again.wait(timeout=60)
-    assert summary["status"] == "finished", deployment.logs()
-    assert equal(final(run), serial(deployment))
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json as json_module
 import multiprocessing
+import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from rich.console import Console
 from ..algorithms import METHODS
 from ..config import Config, Resolved
 from ..errors import InvalidInput
+from ..forkserver import interrupts_held
 from ..records import RunFolder
 from ..run import Execution, Job
 from ..training import Step
@@ -83,32 +86,65 @@ def cells(
 class Report:
     """A tracker in a child process: tells the parent how far the run is."""
 
-    def __init__(self, events: Any, number: int) -> None:
-        self._events = events
+    def __init__(self, number: int) -> None:
         self._number = number
         self._accuracy: float | None = None
         self._seconds = 0.0
         self._rounds = 0
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
-        self._events.put((self._number, done, ""))
+        _child.events.put((self._number, done, ""))
 
     def stepped(self, step: Step, seconds: float) -> None:
         if step.evaluation is not None:
             self._accuracy = step.evaluation.metrics.get("accuracy")
         self._seconds, self._rounds = self._seconds + seconds, self._rounds + 1
         shown = figures_of(step, self._accuracy, self._rounds / max(self._seconds, 1e-9))
-        self._events.put((self._number, step.state.round, shown))
+        _child.events.put((self._number, step.state.round, shown))
 
     def ended(self, summary: Mapping[str, Any]) -> None: ...
 
 
-def run_cell(cell: Cell, execution: Execution, events: Any, number: int) -> dict[str, Any]:
+class Child:
+    """A process that carries out cells. It ends its run when told to, and does not outlive its parent."""
+
+    def __init__(self) -> None:
+        self.events: Any = None
+        self.busy = threading.Lock()
+
+    def begin(self, events: Any, stop: Any) -> None:
+        self.events = events
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # until a run listens for them
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        threading.Thread(target=self._watch, args=(stop,), daemon=True).start()
+
+    def _watch(self, stop: Any) -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        while not stop.wait(0.5) and parent.is_alive():
+            pass
+        while True:
+            os.kill(os.getpid(), signal.SIGTERM)  # the run, if there is one, ends with its round and saves
+            if not parent.is_alive() and self.busy.acquire(blocking=False):
+                os._exit(1)
+            time.sleep(0.5)
+
+
+_child = Child()
+
+
+def begin_child(events: Any, stop: Any) -> None:
+    _child.begin(events, stop)
+
+
+def run_cell(cell: Cell, execution: Execution, number: int) -> dict[str, Any]:
     """One cell, in a process of its own."""
     from ..job import build_job
     from ..run import execute
 
-    return execute(build_job(cell.config), RunFolder(cell.folder), execution, [Report(events, number)])
+    with _child.busy:
+        return execute(build_job(cell.config), RunFolder(cell.folder), execution, [Report(number)])
 
 
 def execution_of(cell: Cell, workers: int) -> Execution:
@@ -121,29 +157,33 @@ def execution_of(cell: Cell, workers: int) -> Execution:
 
 
 def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) -> list[dict[str, Any]]:
-    """All cells, ``jobs`` at a time; Ctrl-C lets each finish its round and save."""
+    """All cells, ``jobs`` at a time; Ctrl-C and SIGTERM let each finish its round and save."""
     context = multiprocessing.get_context("spawn")
-    manager = context.Manager()
-    events: queue.Queue[tuple[int, int, str]] = manager.Queue()
-    asked = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: asked.set())
+    events, stop, asked = context.Queue(), context.Event(), threading.Event()
+    before = {n: signal.signal(n, lambda *_: asked.set()) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool, show_many(console, cells) as show:
-            futures: list[Future[dict[str, Any]]] = [
-                pool.submit(run_cell, cell, execution_of(cell, workers), events, number)
-                for number, cell in enumerate(cells)
-            ]
+        with (
+            ProcessPoolExecutor(jobs, context, begin_child, (events, stop)) as pool,
+            show_many(console, cells) as show,
+        ):
+            with interrupts_held():
+                futures: list[Future[dict[str, Any]]] = [
+                    pool.submit(run_cell, cell, execution_of(cell, workers), number)
+                    for number, cell in enumerate(cells)
+                ]
             while not all(future.done() for future in futures):
                 if asked.is_set():
+                    stop.set()
                     for future in futures:
                         future.cancel()
                 with suppress(queue.Empty):
                     show(*events.get(timeout=0.2))
-            while not events.empty():
-                show(*events.get())
+            with suppress(queue.Empty):
+                while True:
+                    show(*events.get(timeout=0.1))
     finally:
-        signal.signal(signal.SIGINT, before)
-        manager.shutdown()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return [future.result() for future in futures if not future.cancelled()]
 
 
