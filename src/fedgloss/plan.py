@@ -88,7 +88,7 @@ def forecast(job: Job, local: LocalTraining, execution: Execution, workers: int)
         seconds_per_evaluation = _seconds_to_evaluate(job, objective, state)
     cohorts = [len(plan.sampling.cohort(federation.population, plan.seed, t)) for t in range(20)]
     cohort = float(np.mean(cohorts))
-    waves = float(np.mean([math.ceil(size / workers) for size in cohorts]))
+    waves = float(np.mean([_waves(size, workers) for size in cohorts]))
     visited = federation.population * (1 - (1 - cohort / federation.population) ** plan.rounds)
     remembered = int(visited * _size(memory))
     held = remembered if execution.client_memory is None else min(remembered, execution.client_memory)
@@ -106,6 +106,12 @@ def forecast(job: Job, local: LocalTraining, execution: Execution, workers: int)
         bytes_down=int(watch.down.bytes * cohort * plan.rounds),
         bytes_up=int(watch.up.bytes * cohort * plan.rounds),
     )
+
+
+def _waves(cohort: int, workers: int) -> float:
+    """How many clients one after the other a round takes; two workers share an odd one where one would wait."""
+    alone = cohort % 2 == 1 and 1 < workers < cohort and cohort % workers == 1
+    return cohort // workers + 0.5 if alone else math.ceil(cohort / workers)
 
 
 def _one_client(job: Job, objective: Objective, batches: int) -> tuple[ServerState, ClientState, Watch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value per sample."""
 
+HALVED_FROM = 32  # samples in a batch: two halves of a smaller one cost more than a helper saves
 EVALUATION_BATCH = 100  # no slower than larger ones, and small beside the memory of a training step
 
 
@@ -63,6 +64,34 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     seed: int
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """Each with memory of its own: matrix products may round differently on other addresses."""
+        middle = (len(self.targets) + 1) // 2
+        return (
+            Batch(self.inputs[:middle].clone(), self.targets[:middle].clone(), self.seed),
+            Batch(self.inputs[middle:].clone(), self.targets[middle:].clone(), self.seed + 1),
+        )
+
+
+class Helper(Protocol):
+    """Whoever else may compute the second half of each batch."""
+
+    def start(self, params: Vector, half: Batch) -> bool:
+        """Whether somebody has begun."""
+
+    def finish(self) -> tuple[Tensor, Vector] | None:
+        """Loss and gradient of what was begun, or None where the helper is gone."""
+
+
+class NoHelper:
+    """Both halves are computed here."""
+
+    def start(self, params: Vector, half: Batch) -> bool:
+        return False
+
+    def finish(self) -> None:
+        return None
 
 
 class Objective:
@@ -151,6 +180,7 @@ class ClientObjective:
         self._precision: Precision = precision
         self._losses: list[tuple[int, Tensor]] = []
         self._last: Batch | None = None
+        self._helper: Helper | None = None
 
     @property
     def size(self) -> int:
@@ -159,6 +189,15 @@ class ClientObjective:
     @property
     def layout(self) -> Layout:
         return self._objective.layout
+
+    def share(self, helper: Helper) -> None:
+        """From now on a batch's gradient is the mean of two halves', the second one computed by whoever may.
+
+        The bits are the same whether the helper helps or not. Only the mean cross-entropy is known to be the mean
+        of its halves; with other losses, and on other devices than the CPU, batches stay whole.
+        """
+        if self._objective.loss is F.cross_entropy and self._objective.device.type == "cpu":
+            self._helper = helper
 
     def batches(self, batch_size: int, epochs: int) -> Iterator[Batch]:
         device = self._objective.device
@@ -170,11 +209,25 @@ class ClientObjective:
                 yield Batch(inputs, targets.to(device), int(self._stream.integers(2**62)))
 
     def gradient(self, params: Vector, batch: Batch) -> Vector:
-        loss, gradient = self._objective.gradient(params, batch, self._precision)
+        halved = self._helper is not None and len(batch.targets) >= HALVED_FROM
+        loss, gradient = self._of_halves(params, batch) if halved else self._whole(params, batch)
         if batch is not self._last:  # SAM's second look at a batch is not training loss
             self._losses.append((len(batch.targets), loss))
             self._last = batch
         return gradient
+
+    def _whole(self, params: Vector, batch: Batch) -> tuple[Tensor, Vector]:
+        return self._objective.gradient(params, batch, self._precision)
+
+    def _of_halves(self, params: Vector, batch: Batch) -> tuple[Tensor, Vector]:
+        assert self._helper is not None
+        first, second = batch.halves()
+        begun = self._helper.start(params, second)
+        loss, gradient = self._whole(params, first)
+        found = self._helper.finish() if begun else None
+        other_loss, other = found or self._whole(params, second)
+        share = len(second.targets) / len(batch.targets)
+        return (1 - share) * loss + share * other_loss, gradient.mul_(1 - share).add_(other, alpha=share)
 
     def mean_loss(self) -> float:
         if not self._losses:

@@ -17,6 +17,7 @@ from ..algorithm import Algorithm, Dropped
 from ..codec import decode, encode, encoded_size
 from ..errors import InvalidInput
 from ..messages import Broadcast, Update
+from ..transports.schedule import shared_out
 from ..vectors import Layout, Vector, norm
 from .memory import NEVER
 
@@ -92,7 +93,13 @@ class SiteTransport:
         online = self._post.connected(cohort)
         data = encode(broadcast)
         letters = {
-            site: {"run": self._run, "site": site, "taken": self.taken.get(site, NEVER), "broadcast": data}
+            site: {
+                "run": self._run,
+                "site": site,
+                "taken": self.taken.get(site, NEVER),
+                "shared_out": shared_out(site, cohort),
+                "broadcast": data,
+            }
             for site in cohort
             if site in online
         }

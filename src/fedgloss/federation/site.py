@@ -10,7 +10,7 @@ from ..codec import decode, encode, encoded_size
 from ..compute import compute_threads
 from ..errors import Diverged, InvalidInput
 from ..messages import Broadcast
-from ..tasks import ClientObjective
+from ..tasks import ClientObjective, NoHelper
 from ..transports.serial import run_client
 from .definition import Learning, as_samples
 from .memory import SiteMemory
@@ -47,13 +47,17 @@ def _work(
     with memory.locked(), compute_threads(1):
         known = memory.settle(taken, broadcast.round)
         samples = as_samples(learning.client_data(node_config), "client_data")
-
-        def task(client: int, round: int, purpose: Any) -> ClientObjective:
-            seed = learning.plan.seed
-            return ClientObjective(
-                objective, samples, learning.transform, client=client, seed=seed, round=round, purpose=purpose
-            )
-
+        task = ClientObjective(
+            objective,
+            samples,
+            learning.transform,
+            client=site,
+            seed=learning.plan.seed,
+            round=broadcast.round,
+            purpose=broadcast.purpose,
+        )
+        if letter.get("shared_out"):
+            task.share(NoHelper())
         update, after = run_client(learning.algorithm, task, broadcast, site, known)
         if learning.privacy is not None:
             update = anonymous(update)

@@ -27,10 +27,11 @@ from ..tasks import Objective, Problem, SampleSet, evaluation_means, evaluation_
 from ..vectors import Vector
 from .client_store import ClientStore
 from .failures import Failed, explained
-from .schedule import OnFailure, in_order, settle
+from .helping import Joined
+from .schedule import OnFailure, in_order, settle, shared_out
 from .serial import on_device
 from .shared_memory import Box, Channel, share
-from .worker import EvaluateBatch, Evaluated, Job, Kit, Ready, TrainClient, Trained, serve
+from .worker import EvaluateBatch, Evaluated, Help, Job, Kit, Ready, TrainClient, Trained, serve
 
 log = logging.getLogger("fedgloss")
 
@@ -47,6 +48,7 @@ class _Worker:
     ready: bool = False
     job: Job | None = None
     index: int = -1  # of the job, among those of its exchange
+    helped: bool = False  # whether another has joined it in this job
 
     def __str__(self) -> str:
         return f"worker {self.number} (process {self.process.pid})"
@@ -142,7 +144,8 @@ class PoolTransport:
 
         def job(client: int, worker: _Worker) -> Job:
             memory = self._store.get(client)
-            return TrainClient(client, letter, None if memory is None else worker.memory.post(memory)[0])
+            known = None if memory is None else worker.memory.post(memory)[0]
+            return TrainClient(client, letter, known, shared_out(client, cohort))
 
         for client, answer in in_order(self, cohort, job, on_failure=self._on_failure):
             if isinstance(answer, WorkerLost):
@@ -175,7 +178,7 @@ class PoolTransport:
         return [worker for worker in self._workers if worker.ready and worker.job is None]
 
     def give(self, worker: _Worker, index: int, job: Job) -> None:
-        worker.index, worker.job = index, job
+        worker.index, worker.job, worker.helped = index, job, False
         with suppress(ConnectionError):  # that it died will be heard
             worker.channel.send(job, self._outgoing, worker.memory)
 
@@ -184,6 +187,7 @@ class PoolTransport:
 
     def hear(self) -> list[tuple[int, Answer]]:
         """Wait for workers to say something: what came of their jobs. Those that died are replaced."""
+        self._lend()
         news: list[tuple[int, Answer]] = []
         speaking = wait([worker.channel.connection for worker in self._workers])
         for worker in [w for w in self._workers if w.channel.connection in speaking]:
@@ -191,7 +195,7 @@ class PoolTransport:
                 message = worker.channel.receive()
             except (EOFError, ConnectionError):
                 lost = self._replace(worker)
-                if worker.job is not None:
+                if worker.job is not None and not isinstance(worker.job, Help):
                     news.append((worker.index, lost))
                 continue
             if isinstance(message, Failed) and not worker.ready:
@@ -200,6 +204,18 @@ class PoolTransport:
                 news.append((worker.index, _answer(worker, message)))
             worker.ready, worker.job = True, None
         return news
+
+    def _lend(self) -> None:
+        """Whoever has nothing to do joins a worker whose client is shared out."""
+        for worker in self.idle():
+            for other in self._workers:
+                if isinstance(other.job, TrainClient) and other.job.shared_out and not other.helped:
+                    ends = self._context.Pipe()
+                    worker.job, other.helped = Help(), True
+                    with suppress(ConnectionError), ends[0], ends[1]:
+                        worker.channel.hand_over(worker.job, ends[0])
+                        other.channel.hand_over(Joined(), ends[1])
+                    break
 
     def _start(self, number: int) -> _Worker:
         prepare_workers()

@@ -40,6 +40,7 @@ from ..tasks import (
     ClientObjective,
     Loss,
     Metric,
+    NoHelper,
     Objective,
     Problem,
     SampleSet,
@@ -51,7 +52,7 @@ from ..tasks import (
 from ..vectors import Vector
 from .client_store import ClientStore
 from .failures import Failed, explained, failure
-from .schedule import ATTEMPTS, OnFailure, in_order, settle
+from .schedule import ATTEMPTS, OnFailure, in_order, settle, shared_out
 from .serial import on_device, run_client
 from .shared_memory import take_apart
 
@@ -146,6 +147,7 @@ class Actor:
         broadcast: Packed[Broadcast],
         samples: Packed[Samples],
         memory: Packed[ClientState] | int | None,
+        shared_out: bool,
     ) -> Packed[tuple[Update, ClientState]] | Forgotten | Failed:
         """One client's part in an exchange, with the memory given or with that of a round it is known from."""
         try:
@@ -155,28 +157,27 @@ class Actor:
                     return Forgotten()
             else:
                 known = None if memory is None else memory.open()
-            update, after = self._train(client, broadcast.open(), samples.open(), known)
+            update, after = self._train(client, broadcast.open(), samples.open(), known, shared_out)
             return Packed.of((update, after))
         except Exception as error:
             return failure(error)
 
     def _train(
-        self, client: int, broadcast: Broadcast, samples: Samples, memory: ClientState | None
+        self, client: int, broadcast: Broadcast, samples: Samples, memory: ClientState | None, shared_out: bool
     ) -> tuple[Update, ClientState]:
         kit, cpu = self._kit, torch.device("cpu")
-
-        def task(client: int, round: int, purpose: Any) -> ClientObjective:
-            return ClientObjective(
-                self._objective,
-                samples,
-                kit.transform,
-                client=client,
-                seed=kit.seed,
-                round=round,
-                purpose=purpose,
-                precision=kit.precision,
-            )
-
+        task = ClientObjective(
+            self._objective,
+            samples,
+            kit.transform,
+            client=client,
+            seed=kit.seed,
+            round=broadcast.round,
+            purpose=broadcast.purpose,
+            precision=kit.precision,
+        )
+        if shared_out:
+            task.share(NoHelper())
         received = on_device(broadcast, self._objective.device)
         update, after = run_client(kit.algorithm, task, received, client, memory)
         if broadcast.purpose != "train":
@@ -340,7 +341,8 @@ class RayTransport:
             what = f"client {client}, round {broadcast.round}"
             home, round = self._homes.get(client, (None, -1))
             memory = round if home is worker else self._durable(client)
-            return _Job(what, "train", (client, reference, self._send(client), memory))
+            arguments = (client, reference, self._send(client), memory, shared_out(client, cohort))
+            return _Job(what, "train", arguments)
 
         for client, answer in in_order(self, cohort, job, on_failure=self._on_failure, rank=self._distance):
             if isinstance(answer, WorkerLost):

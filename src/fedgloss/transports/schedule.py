@@ -41,6 +41,12 @@ class Crew(Protocol[W]):
         """Wait for news: what came of jobs, by their index. A ``WorkerLost`` means that nobody does it any more."""
 
 
+def shared_out(client: int, cohort: Sequence[int]) -> bool:
+    """Whether two workers may share a client: the last one of an odd cohort, for which one of two workers would
+    have to wait. Where clients run must not be seen in the numbers, so it is shared out even if nobody helps."""
+    return len(cohort) > 1 and len(cohort) % 2 == 1 and client == cohort[-1]
+
+
 def settle(crew: Crew[Any]) -> None:
     """Wait for what an exchange that was broken off left behind."""
     while crew.busy():

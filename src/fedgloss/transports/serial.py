@@ -11,7 +11,9 @@ import torch
 from ..algorithm import Algorithm, ClientTask
 from ..divergence import check_update
 from ..messages import Broadcast, ClientState, Purpose, ServerState, Update
+from ..tasks import ClientObjective, NoHelper
 from .client_store import ClientStore
+from .schedule import shared_out
 
 M = TypeVar("M", bound=Broadcast | ClientState | ServerState | Update)
 
@@ -26,13 +28,13 @@ def on_device(message: M, device: torch.device) -> M:
 
 def run_client(
     algorithm: Algorithm,
-    tasks: Tasks,
+    task: ClientTask,
     broadcast: Broadcast,
     client: int,
     memory: ClientState | None,
 ) -> tuple[Update, ClientState]:
-    """One client's part in one exchange, the same on every simulating transport."""
-    task, params = tasks(client, broadcast.round, broadcast.purpose), broadcast["params"]
+    """One client's part in one exchange, the same on every transport."""
+    params = broadcast["params"]
     memory = algorithm.init_client(params) if memory is None else on_device(memory, params.device)
     with torch.random.fork_rng([params.device] if params.is_cuda else []):  # batches seed dropout
         update, memory = algorithm.client_update(broadcast, memory, task)
@@ -50,7 +52,10 @@ class SerialTransport:
 
     def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update]:
         for client in cohort:
-            update, memory = run_client(self.algorithm, self.tasks, broadcast, client, self.store.get(client))
+            task = self.tasks(client, broadcast.round, broadcast.purpose)
+            if isinstance(task, ClientObjective) and shared_out(client, cohort):
+                task.share(NoHelper())
+            update, memory = run_client(self.algorithm, task, broadcast, client, self.store.get(client))
             if broadcast.purpose == "train":
                 self.store.put(client, memory, broadcast.round)
             yield update

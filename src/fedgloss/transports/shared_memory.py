@@ -59,16 +59,18 @@ class Region:
         if 0 in place.shape:
             return torch.empty(place.shape, dtype=place.dtype)
         count = torch.Size(place.shape).numel()
-        return torch.frombuffer(self.bytes, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
+        whole = torch.frombuffer(self.bytes, dtype=place.dtype, count=count, offset=place.start)
+        return whole.as_strided(place.shape, place.stride)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lies in a region."""
+    """Where one tensor lies in a region, and in which order."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     start: int
 
 
@@ -106,7 +108,8 @@ class Box:
         for vectors in groups:
             places = []
             for name, vector in vectors.items():
-                places.append(Place(name, vector.dtype, tuple(vector.shape), end))
+                stride = torch.empty_like(vector, device="meta").stride()  # its own, without gaps
+                places.append(Place(name, vector.dtype, tuple(vector.shape), stride, end))
                 end = _aligned(end + vector.numel() * vector.element_size())
             parcels.append(Parcel(self.name, tuple(places)))
         if self.region is None or self.region.size < end:
@@ -144,26 +147,42 @@ class Channel:
         for box in boxes:
             if box.region is not None and self._introduced.get(box.name) is not box.region:
                 self.connection.send(_Introduction(box.name, box.region.size, box.copy_on_write))
-                with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
-                    socket.send_fds(pipe, [b"\0"], [box.region.descriptor])
+                self._send_descriptor(box.region.descriptor)
                 self._introduced[box.name] = box.region
         self.connection.send(message)
 
     def receive(self) -> Any:
         message = self.connection.recv()
         while isinstance(message, _Introduction):
-            with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
-                _, descriptors, _, _ = socket.recv_fds(pipe, 1, 1)
-            if not descriptors:
-                raise EOFError
-            region = Region(descriptors[0], message.size, copy_on_write=message.copy_on_write)
+            descriptor = self._receive_descriptor()
+            region = Region(descriptor, message.size, copy_on_write=message.copy_on_write)
             self._known[message.box] = region
             message = self.connection.recv()
         return message
 
+    def hand_over(self, message: object, end: Connection) -> None:
+        """Send a message and, after it, one end of a pipe."""
+        self.connection.send(message)
+        self._send_descriptor(end.fileno())
+
+    def accept(self) -> Channel:
+        """The pipe whose end follows the message received last."""
+        return Channel(Connection(self._receive_descriptor()))
+
     def open(self, parcel: Parcel) -> dict[str, Tensor]:
         """The vectors of a parcel, still in the shared memory: good until the sender packs anew."""
         return {place.name: self._known[parcel.box].tensor(place) for place in parcel.places}
+
+    def _send_descriptor(self, descriptor: int) -> None:
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
+            socket.send_fds(pipe, [b"\0"], [descriptor])
+
+    def _receive_descriptor(self) -> int:
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
+            _, descriptors, _, _ = socket.recv_fds(pipe, 1, 1)
+        if not descriptors:
+            raise EOFError
+        return descriptors[0]
 
     def read(self, letter: Letter[M]) -> M:
         """The message, its vectors still in the shared memory."""

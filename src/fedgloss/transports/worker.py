@@ -19,6 +19,7 @@ from ..errors import InvalidInput
 from ..messages import Broadcast, ClientState, Update
 from ..tasks import Metric, Objective, SampleSet, client_tasks, evaluate_batch, samples_of
 from .failures import Failed, failure
+from .helping import Assistant, Joined, help_out
 from .serial import on_device, run_client
 from .shared_memory import Box, Channel, Letter, Parcel, SharedPickle
 
@@ -42,6 +43,7 @@ class TrainClient:
     client: int
     broadcast: Letter[Broadcast]
     memory: Letter[ClientState] | None
+    shared_out: bool
 
     def __str__(self) -> str:
         return f"client {self.client}, round {self.broadcast.message.round}"
@@ -61,6 +63,14 @@ class EvaluateBatch:
 
 
 @dataclass(frozen=True)
+class Help:
+    """Join the worker behind the pipe that follows in its client."""
+
+    def __str__(self) -> str:
+        return "another's client"
+
+
+@dataclass(frozen=True)
 class Trained:
     update: Letter[Update]
     memory: Letter[ClientState]
@@ -72,11 +82,11 @@ class Evaluated:
 
 
 class Ready:
-    """The worker has its kit and waits for jobs."""
+    """The worker waits for jobs: it has its kit, or has helped."""
 
 
-Job: TypeAlias = TrainClient | EvaluateBatch
-Reply: TypeAlias = Trained | Evaluated | Failed
+Job: TypeAlias = TrainClient | EvaluateBatch | Help
+Reply: TypeAlias = Trained | Evaluated | Ready | Failed
 
 
 def serve(connection: Connection) -> None:
@@ -106,22 +116,37 @@ class _Worker:
         parts = {name: _load(channel, name, part) for name, part in kit.parts.items()}
         self._algorithm: Algorithm = parts["algorithm"]
         self._metrics: Mapping[str, Metric] = parts["metrics"]
+        self._precision = kit.precision
         self._objective = Objective(parts["model"], parts["loss"], kit.device)
         self._federation: Federation = parts["data"].to(self._objective.device)
         self._tasks = client_tasks(self._objective, self._federation, kit.seed, kit.precision)
 
-    def answer(self, job: Job) -> None:
-        reply: Reply
+    def answer(self, job: Job | Joined) -> None:
+        if isinstance(job, Joined):  # too late: the client is done
+            self._channel.accept().connection.close()
+            return
         try:
-            reply = self._train(job) if isinstance(job, TrainClient) else self._evaluate(job)
+            reply = self._reply(job)
         except Exception as error:
             reply = failure(error)
         self._channel.send(reply, self._results)
 
+    def _reply(self, job: Job) -> Reply:
+        if isinstance(job, TrainClient):
+            return self._train(job)
+        if isinstance(job, EvaluateBatch):
+            return self._evaluate(job)
+        help_out(self._channel.accept(), self._objective, self._precision)
+        return Ready()
+
     def _train(self, job: TrainClient) -> Trained:
         broadcast = on_device(self._channel.read(job.broadcast), self._objective.device)
         memory = None if job.memory is None else self._channel.read(job.memory)
-        update, memory = run_client(self._algorithm, self._tasks, broadcast, job.client, memory)
+        task = self._tasks(job.client, broadcast.round, broadcast.purpose)
+        with Assistant(self._channel) as assistant:
+            if job.shared_out:
+                task.share(assistant)
+            update, memory = run_client(self._algorithm, task, broadcast, job.client, memory)
         if broadcast.purpose != "train":
             memory = ClientState()
         sent, kept = self._results.post(update, memory)
