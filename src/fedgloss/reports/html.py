@@ -189,7 +189,9 @@ def _facts(setting: Setting) -> list[list[str]]:
     split += [f"α = {show(data['alpha'])}"] if "alpha" in data else []
     if division := picture.get("division"):
         kinds, sizes = division["classes_per_client"], division["sizes"]
-        split.append(f"{sizes['least']:,.0f} to {sizes['most']:,.0f} samples and {kinds['mean']:.1f} classes each")
+        least, most = (f"{sizes[end]:,.0f}" for end in ("least", "most"))
+        samples = least if least == most else f"{least} to {most}"
+        split.append(f"{samples} samples each, of {kinds['mean']:.3g} classes on average")
 
     copy = next((run.model_bytes for run in runs if run.model_bytes), 0)
     network = [show(model.get("name"))] + ([f"{size(copy)} a copy"] if copy else [])

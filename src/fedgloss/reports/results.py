@@ -27,6 +27,9 @@ from .study import (
 from .tables import CROSS, DASH, Cell, Column, Table
 
 CLIENTS = {"sgd": "Client SGD", "sam": "Client SAM", "": "Other clients"}
+METHODS = {"lanczos": "Lanczos", "power": "power iteration"}
+SPLITS = {"train": "training", "test": "test"}
+WEIGHTS = {"last": "final model", "average100": "mean of the last models"}
 SPREAD = "± is the sample standard deviation over seeds (ddof = 1)."
 BOLD = (
     f"Bold: the best mean, and better than every other method in a paired {CONFIDENCE:.0%} t interval over common "
@@ -151,7 +154,7 @@ def measures(setting: Setting) -> Table | None:
     """Sharpness and drift beside the largest eigenvalue, where they were measured."""
     kinds: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
         "trace": ("trace of the Hessian", lambda c: "", "value"),
-        "worst_case": ("worst rise of the loss", lambda c: f"ρ {c['rho']:g}, {c['steps']:.0f} steps", "value"),
+        "worst_case": ("worst rise of the loss", lambda c: f"ρ {c['rho']:g}, {_steps(c['steps'])}", "value"),
         "average_case": ("mean rise of the loss", lambda c: f"σ {c['sigma']:g}", "value"),
         "drift": ("drift of the clients", lambda c: "", "drift"),
     }
@@ -172,11 +175,15 @@ def measures(setting: Setting) -> Table | None:
         return Cell(method.label), *(estimate_cell(e) if e else Cell(DASH) for e in estimates)
 
     measured = [m for m in setting.methods if any(m.label in column for column in found.values())]
-    columns = [Column(title.capitalize(), ("mean", "sd", "seeds")) for title, _ in found]
+    columns = [Column(title[0].upper() + title[1:], ("mean", "sd", "seeds")) for title, _ in found]
     heads = (Column("Method", numeric=False), *columns)
     hows = "; ".join(f"{title}: {how}" for title, how in found)
     text = (f"Measured so: {hows}.", SPREAD)
     return Table(slug("measures", setting.name), "Other measures", heads, grouped(measured, row), text)
+
+
+def _steps(count: float) -> str:
+    return "1 step" if count == 1 else f"{count:.0f} steps"
 
 
 def costs(setting: Setting) -> Table:
@@ -433,9 +440,10 @@ def notes(setting: Setting) -> tuple[str, ...]:
     kind = setting.curvature_kind
     if kind is not None:
         method, split, samples, weights, *_ = kind
+        subject = {"split": split, "samples": int(samples) if samples.isdigit() else samples, "weights": weights}
         text.append(
-            f"λ₁, the Hessian's largest eigenvalue, by {method} on {samples} samples ({split}, {weights}); with "
-            "one seed ± is the spread over disjoint subsets of the data, or else the residual."
+            f"λ₁, the Hessian's largest eigenvalue, by {METHODS.get(method, method)}: {subject_words(subject)}; "
+            "with one seed ± is the spread over disjoint subsets of the data, or else the residual."
         )
     return tuple(filter(None, text))
 
@@ -452,8 +460,10 @@ def without_columns(table: Table, drop: Sequence[int]) -> Table:
 
 def subject_words(subject: Mapping[str, Any]) -> str:
     """What a figure was measured on."""
-    parts = [f"{subject['samples']:,} samples" if isinstance(subject.get("samples"), int) else ""]
-    parts += [str(subject.get(key, "")) for key in ("split", "weights")]
+    split, weights = (str(subject.get(key, "")) for key in ("split", "weights"))
+    parts = [WEIGHTS.get(weights, weights)]
+    if isinstance(samples := subject.get("samples"), int):
+        parts.append(f"{samples:,} {SPLITS.get(split, split)} samples")
     return ", ".join(filter(None, parts))
 
 

@@ -174,7 +174,7 @@
           save_as("Markdown", "md", table.markdown, "text/markdown"),
           save_as("LaTeX", "tex", table.latex, "application/x-tex"))),
       el("div", { class: tall ? "scroll tall" : "scroll", tabindex: 0, role: "region", "aria-labelledby": `title-${table.id}` }, tableNode(table)),
-      table.notes.length ? el("p", { class: "notes", text: table.notes.join(" ") }) : null);
+      table.notes.length ? el("ul", { class: "notes" }, ...table.notes.map((text) => el("li", { text }))) : null);
   }
 
   const facts = (pairs) => el("dl", { class: "facts" }, ...pairs.flatMap(([term, text]) => [el("dt", { text: term }), text instanceof Node ? el("dd", {}, text) : el("dd", { text })]));
@@ -188,9 +188,17 @@
       const chart = charts.get(entry.target.dataset.chart);
       if (!chart) continue;
       chart.seen = entry.isIntersecting;
-      if (chart.seen && chart.stale) draw(chart);
     }
+    drawSeen();
   }, { rootMargin: "300px" });
+
+  /** One figure at a time: the first is there soon, and the page answers between them. */
+  function drawSeen() {
+    const next = [...charts.values()].find((chart) => chart.seen && chart.stale);
+    if (!next) return;
+    draw(next);
+    setTimeout(drawSeen);
+  }
 
   /** Make the figures of a section those of `specs`, keeping the ones that stay. */
   function arrange(container, specs) {
@@ -354,7 +362,7 @@
 
   // ---------------------------------------------------------------- 3-D: cameras, keys, a picture for paper
 
-  const START = { eye: { x: 1.2, y: 1.2, z: 0.7 }, up: { x: 0, y: 0, z: 1 }, center: { x: 0, y: 0, z: -0.12 } };
+  const START = { eye: { x: 1.2, y: 1.2, z: 0.7 }, up: { x: 0, y: 0, z: 1 }, center: { x: 0, y: 0, z: -0.17 } };
 
   function keepCamera(chart, layout) {
     if (chart.fresh !== chart.cameraOf) { chart.camera = null; chart.cameraOf = chart.fresh; }
@@ -635,7 +643,7 @@
           const across = stacked ? whole : [start, start + width], up = stacked ? [1 - start - width, 1 - start] : whole;
           layout[`xaxis${n}`] = { domain: across, anchor: `y${n}`, constrain: "domain", ...few };
           layout[`yaxis${n}`] = { domain: up, anchor: `x${n}`, scaleanchor: `x${n}`, constrain: "domain", ...few };
-          layout.annotations.push({ text: plain(surface.title), x: (across[0] + across[1]) / 2, y: Math.min(1, up[1]), yshift: 22, xref: "paper", yref: "paper", showarrow: false, font: { size: 12, color: css("--ink") } });
+          layout.annotations.push({ text: plain(surface.title), x: 0.5, y: 1, yanchor: "bottom", yshift: 4, xref: `x${n} domain`, yref: `y${n} domain`, showarrow: false, font: { size: 12, color: css("--ink") } });
           return {
             type: "contour", x: surface.x, y: surface.y, z: heights[i], xaxis: `x${n}`, yaxis: `y${n}`, showlegend: false, name: plain(surface.title), ncontours: 18, zmin: low, zmax: high, colorscale: "Viridis",
             line: { width: 0.6, color: faded(dark() ? "#ffffff" : "#000000", 0.35) }, showscale: i === surfaces.length - 1, colorbar: { title: { text: log ? `log₁₀ ${plain(name)}` : plain(name), side: "right" }, thickness: 12, outlinewidth: 0 },
@@ -677,7 +685,7 @@
     const kinds = [...new Set(all.map((one) => `${one.subject}, ${one.how}`))];
     return {
       id: "eigenvalues", title: "Largest eigenvalues of the Hessian", log: false, choices: kinds.map((kind) => [kind, kind]),
-      about: "Bars: sample standard deviation over seeds; with one seed the spread over subsets of the data, or else the residual.",
+      about: "Mean over seeds; whiskers: sample standard deviation over seeds (ddof = 1), with one seed the spread over subsets of the data, or else the residual.",
       figure: (kind, log) => {
         const traces = [];
         for (const index of setting().methods.filter(isShown)) {
