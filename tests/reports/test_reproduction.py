@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedgloss.records import write_json
 from fedgloss.reports import paper
 from fedgloss.reports.measurements import Measurement
 from fedgloss.reports.reproduction import Entry, entry, key, runs_by_key, table, to_json
+from fedgloss.reports.reproduction_page import markdown
 from fedgloss.reports.runs import Run, read_run
 from fedgloss.reports.verdict import tolerance
 
@@ -193,3 +195,88 @@ def test_results_are_json_and_cells_show_published_values(base: Run, tmp_path: P
     row = table(exhibit, [found]).rows[0]
     assert [c.text for c in row[:4]] == ["fedgloss-sam", "83.9 ± 0.4", "83.4 ± 0.4", "−0.5"]
     assert tolerance(0.4, 3, 0.4, 3, 0.5) == pytest.approx(row[4].values["tolerance"])
+
+
+def paged(tmp_path: Path, runs: dict[tuple[str, int], Run]) -> str:
+    """The page of a few exhibits' cells of CIFAR-10, alpha = 0; the runs in folders of their own."""
+    apart = {
+        (name, seed): dataclasses.replace(
+            run, path=tmp_path / f"{name}-{seed}", config=_configured(run, name, seed), name=f"{name}-{seed}"
+        )
+        for (name, seed), run in runs.items()
+    }
+    here = [c for c in paper.cells() if (c.setting.preset, c.setting.alpha) == ("cifar10-cnn", 0)]
+    answers = [
+        (one, [answered(cell.id, apart) for cell in one.cells if cell in here])
+        for one in map(paper.exhibit, LABELS)
+    ]
+    return markdown(answers, {"tab:sota_cnn": "everything"}, {})
+
+
+LABELS = ("tab:algs", "tab:sota_cnn", "tab:comm_eff_2", "fig:landscapes_heterogeneity", "open:dual-rule")
+
+
+def _configured(run: Run, name: str, seed: int) -> dict[str, Any]:
+    method, _, dual = name.partition(",dual=")
+    algorithm = {"name": method} | ({"dual": dual} if dual else {})
+    return {**run.config, "algorithm": algorithm, "training": {**run.section("training"), "seed": seed}}
+
+
+def section(page: str, title: str) -> str:
+    return page.split(f"\n## {title}", 1)[1].split("\n## ", 1)[0]
+
+
+def test_a_page_of_shortened_runs_says_how_far_they_came_and_judges_nothing(base: Run, tmp_path: Path) -> None:
+    short = lengthened(base, 1000, 0.42, reached=600)
+    stopped = lengthened(base, 700, 0.31, status="interrupted", summary={})
+    runs = {("fedgloss-sam", 0): short, ("fedgloss-sam,dual=code", 0): stopped}
+    page = paged(tmp_path, runs)
+    assert "2 runs and 1,700 rounds, of the 57 runs" in section(page, "In short")
+    assert "**To the end:** 0 of these 2." in page
+    out = section(page, "What came out")
+    assert re.search(r"1,000 of 10,000 \| shortened \| 42\.00 \| 7\.50", out)
+    assert re.search(r"700 of 10,000 \| interrupted \| 31\.00", out)  # which the tables of cells leave out
+    assert re.search(r"\| 500 \| 31\.0 \| 10\.0 \|", out)
+    assert re.search(r"\| 1,000 \| – \| 42\.0 \|", out)
+    assert re.search(r"printed in the paper.*\n\| 10,000 \| – \| 83\.9 ± 0\.4 \|", out)
+    cells = section(page, "Cell by cell")
+    assert r"| sota\_cnn/cifar10/alpha=0/fedgloss-sam | 83.9 ± 0.4 | 42 after 1,000 rounds | stopped after" in cells
+    assert "2.2k | not reached after 1,000 rounds" in cells
+    assert "fig:landscapes_heterogeneity" not in cells  # no plane was measured
+    assert cells.count("**agrees**") == 1  # the communication factor, once; gradients were not counted
+    left = section(page, "What was not run")
+    assert "| `tab:sota_cnn` | 20 of 22 | everything |" in left
+    assert "| `fig:landscapes_heterogeneity` | 2 of 2 |" in left
+    assert section(page, "How it was run").count("`fedgloss ") == 2
+
+
+def test_a_page_of_whole_runs_carries_their_verdicts(base: Run, tmp_path: Path) -> None:
+    runs = seeded("fedgloss-sam", base, [0.830, 0.834, 0.838]) | seeded(
+        "feddyn-sgd", base, [0.1], status="diverged"
+    )
+    page = paged(tmp_path, runs)
+    assert "**To the end:** 4 of these 4." in page
+    assert "| fedgloss-sam | 83.9 ± 0.4 | 83.4 ± 0.4 |" in section(page, "Cell by cell")
+    out = section(page, "What came out")
+    assert "fedgloss-sam, seed 42" in out
+    assert "| whole |" in out
+    assert "✗" in out
+    assert len(re.findall(r"^\| [\d,]+ \| 10\.0 \| 83\.0", out, re.M)) == 10  # of a hundred evaluations, the last among them
+    assert "| 10,000 | 10.0 | 83.0 |" in out
+
+
+def test_markup_in_a_runs_name_stays_text_on_the_page(base: Run, tmp_path: Path) -> None:
+    evil = "<img src=x>|`rm`"
+    environment = {"command": ["run", evil], "cpu": evil, "data": {"sources": [{"file": evil}, 3]}}
+    page = paged(tmp_path, {("fedgloss-sam", 0): lengthened(base, 500, 0.3, environment=environment)})
+    assert "<img src=x>" in page  # in the command, which is code
+    assert "<img" not in re.sub(r"`[^`]*`", "", page.replace(r"\<", "").replace(r"\`", ""))
+
+
+def test_planes_are_drawn_only_where_they_were_measured(base: Run) -> None:
+    cell = next(c for c in paper.exhibit("fig:landscapes_heterogeneity").cells)
+    plane = Measurement("surface", "landscape", {"subject": {"weights": "last"}})
+    local = Measurement("surface", "local", {"subject": {"weights": "client 3 after local training"}})
+    for measured, verdict in (([], "not run"), ([local], "not run"), ([plane], "drawn")):
+        run = lengthened(base, 10_000, 0.8, measurements=measured)
+        assert entry(cell, (0,), lambda setting, seed, true, run=run: run).verdict == verdict

@@ -143,7 +143,7 @@ def reproduce(
     entries = _entries(wanted, seeds, terms, folder)
     written = _write(exhibit, entries, folder, terms)
     if markdown is not None:
-        _write_page(markdown, [(exhibit, entries)], [])
+        _write_page(markdown, [(exhibit, entries)])
         written.append(markdown)
     if json:
         print(written[0].read_text(), end="")
@@ -358,15 +358,21 @@ def _write(exhibit: Exhibit, entries: Sequence[Entry], folder: Path, terms: Term
     return paths
 
 
-def _write_page(
-    path: Path, made: Sequence[tuple[Exhibit, Sequence[Entry]]], rest: Sequence[tuple[Exhibit, str]]
-) -> None:
+def _write_page(path: Path, answers: Sequence[tuple[Exhibit, Sequence[Entry]]]) -> None:
+    """The page, and beside it, in a folder of its name, the pictures it shows."""
     from ..files import disk_errors, write_atomically
-    from ..reports.reproduction import markdown
+    from ..reports.latex import write_courses
+    from ..reports.reproduction_page import markdown, with_courses
 
+    needs = {exhibit.label: str(Needs.of(exhibit)) for exhibit, _ in answers}
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, markdown(made, rest).encode())
+    drawn = {
+        setting.name: [f"{path.stem}/{one.name}" for one in write_courses(setting, path.with_suffix(""))]
+        for setting in with_courses(answers)
+    }
+    with disk_errors(path):
+        write_atomically(path, markdown(answers, needs, drawn).encode())
 
 
 def _read_all(
@@ -381,23 +387,21 @@ def _read_all(
     """Every exhibit of which a run is there; the others with what they would need."""
     from ..reports.reproduction import entry
 
-    made, rest = [], []
+    answers: list[tuple[Exhibit, Sequence[Entry]]] = []
     find = _finder(terms, folder)
     if find.empty:
         raise InvalidInput(f"{folder}: holds no run")
     for exhibit in exhibits:
         wanted = [cell for cell in exhibit.cells if fnmatchcase(cell.id, pattern)]
         entries = [entry(cell, _seeds(cell, seeds), find, scaled=terms.scale is not None) for cell in wanted]
-        if any(one.telling for one in entries):
-            made.append((exhibit, entries))
-            _print(console, exhibit, [one for one in entries if one.telling])
-        elif wanted:
-            needs = Needs.of(exhibit)
-            rest.append((exhibit, f"{needs.data}; {needs.runs:,} runs, {needs.rounds:,} rounds"))
-    if not made:
+        if entries:
+            answers.append((exhibit, entries))
+        if telling := [one for one in entries if one.telling]:
+            _print(console, exhibit, telling)
+    if not any(one.runs for _, entries in answers for one in entries):
         raise InvalidInput(f"{folder}: holds no run of the paper's settings")
     if markdown is not None:
-        _write_page(markdown, made, rest)
+        _write_page(markdown, answers)
         console.print(str(markdown), markup=False)
 
 
@@ -428,6 +432,9 @@ class Needs:
     presets: tuple[str, ...]
     runs: int
     rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.data}; {self.runs:,} run{'' if self.runs == 1 else 's'}, {self.rounds:,} rounds"
 
     @classmethod
     def of(cls, exhibit: Exhibit) -> Needs:

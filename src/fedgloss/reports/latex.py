@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -70,6 +70,22 @@ def write_latex(runs: Sequence[Run], folder: Path) -> list[Path]:
     return written
 
 
+def write_courses(setting: Setting, folder: Path) -> list[Path]:
+    """Accuracy and the model's norm over the rounds, as pictures for a page."""
+    import matplotlib
+
+    looks = {label: appearance(index) for index, label in enumerate(labels([setting]))}
+    shown = [one for one in quantities(list(setting.runs)) if one.id in ("accuracy", "norm_params")]
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "fedgloss"}), disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return [
+            _write(
+                folder / f"{slug(one.id, setting.name)}.svg", _drawn(_curves(setting, one, looks, "rounds"), "svg")
+            )
+            for one in shown
+        ]
+
+
 def write_division(picture: Mapping[str, Any], path: Path) -> None:
     """Which client has what, as a PDF."""
     import matplotlib
@@ -79,8 +95,13 @@ def write_division(picture: Mapping[str, Any], path: Path) -> None:
 
 
 def _pdf(figure: Figure) -> bytes:
+    return _drawn(figure, "pdf")
+
+
+def _drawn(figure: Figure, format: Literal["pdf", "svg"]) -> bytes:
+    """The same bytes every time: no date."""
     content = BytesIO()
-    figure.savefig(content, format="pdf", metadata={"CreationDate": None})
+    figure.savefig(content, format=format, metadata={"CreationDate" if format == "pdf" else "Date": None})
     return content.getvalue()
 
 

@@ -37,8 +37,16 @@ DRAWN = frozenset(
 )  # fmt: skip
 """Quantities that are pictures: nothing is printed for them, so nothing is judged."""
 
+PICTURE = "a picture"
+
 LEAST_SHARE = 0.01
 """Of a cell's rounds: before, a run says nothing of it."""
+
+RULE = (
+    "Ours is the mean ± sample standard deviation (ddof = 1) over seeds. Tolerance: 2 √(sd² of the paper / 3 + "
+    "sd² of ours / seeds) plus 0.5 points for accuracies, one evaluation for rounds to a target, half a "
+    "printed digit otherwise. One seed is shown and not judged."
+)
 
 GRADIENTS = "gradients.json"
 """In a run's analysis folder: gradients per local step, counted."""
@@ -113,14 +121,19 @@ class Entry:
     @property
     def telling(self) -> bool:
         """Whether there is something to show: an answer, from more than the first steps of the runs."""
-        early = self.rounds is not None and self.rounds < LEAST_SHARE * self.cell.rounds_needed
-        return (self.judgement is not None or self.verdict == "drawn") and not early
+        soon = self.rounds is not None and early(self.rounds, self.cell.rounds_needed)
+        return (self.judgement is not None or self.verdict == "drawn") and not soon
 
     @property
     def verdict(self) -> str:
         if self.judgement is None:
-            return "drawn" if self.runs and self.cell.quantity in DRAWN else "not run"
+            return "drawn" if self.why == PICTURE else "not run"
         return self.judgement.verdict or "no verdict"
+
+
+def early(rounds: int, needed: int) -> bool:
+    """Whether a run has made no more than the first steps of what it needs."""
+    return rounds < LEAST_SHARE * needed
 
 
 def entry(cell: Cell, seeds: Sequence[int], find: Find, *, scaled: bool = False) -> Entry:
@@ -129,7 +142,9 @@ def entry(cell: Cell, seeds: Sequence[int], find: Find, *, scaled: bool = False)
     found = {seed: run for seed in seeds if (run := find(cell.setting, seed, with_true)) is not None}
     runs = tuple(found.values())
     if cell.quantity in DRAWN:
-        return Entry(cell, {}, None, _stopped(cell, runs), "a picture" if runs else "", runs)
+        missing = "not measured" if runs else ""
+        why = PICTURE if any(_pictured(cell, run) for run in runs) else missing
+        return Entry(cell, {}, None, _stopped(cell, runs), why, runs)
     target = _target(cell, seeds, find) if cell.reference else None
     results = {}
     for seed, run in found.items():
@@ -142,6 +157,18 @@ def entry(cell: Cell, seeds: Sequence[int], find: Find, *, scaled: bool = False)
     judgement = judge(cell, list(results.values()), rounds=rounds, scaled=scaled)
     why = target.why if target is not None and QUANTITIES[cell.quantity].to_target else ""
     return Entry(cell, results, judgement, rounds, why, runs)
+
+
+def _pictured(cell: Cell, run: Run) -> bool:
+    """Whether a run holds what the picture shows: curves come with it, planes and lines have to be measured."""
+    kinds = {"landscape": "surface", "local_landscape": "surface", "interpolation": "interpolation"}
+    wanted = kinds.get(cell.quantity)
+    local = cell.quantity == "local_landscape"
+    return wanted is None or any(
+        m.kind == wanted
+        and (wanted != "surface" or str(m.subject.get("weights", "")).startswith("client") == local)
+        for m in run.measurements
+    )
 
 
 def _stopped(cell: Cell, runs: Sequence[Run]) -> int | None:
@@ -298,7 +325,7 @@ def table(exhibit: Exhibit, entries: Sequence[Entry]) -> Table:
     """Published, ours, difference, tolerance, verdict: a row a cell, grouped as the paper's columns are."""
     groups: dict[str, list[tuple[Shown, ...]]] = {}
     for one in entries:
-        groups.setdefault(f"{one.cell.column} ({QUANTITIES[one.cell.quantity].about})", []).append(_row(one))
+        groups.setdefault(f"{one.cell.column} ({QUANTITIES[one.cell.quantity].about})", []).append(table_row(one))
     columns = (
         Column("Method", numeric=False),
         Column("Published"),
@@ -308,11 +335,7 @@ def table(exhibit: Exhibit, entries: Sequence[Entry]) -> Table:
         Column("Verdict", numeric=False),
         Column("Why", numeric=False),
     )
-    notes = [
-        "Ours is the mean ± sample standard deviation (ddof = 1) over seeds. Tolerance: 2 √(sd² of the paper / 3 + "
-        "sd² of ours / seeds) plus 0.5 points for accuracies, one evaluation for rounds to a target, half a "
-        "printed digit otherwise. One seed is shown and not judged."
-    ]
+    notes = [RULE]
     if any(one.shortened for one in entries):
         notes.append("Figures of shortened runs are marked with their rounds; they are not the table's.")
     said = dict.fromkeys(note for one in entries for note in one.cell.notes)
@@ -323,7 +346,8 @@ def table(exhibit: Exhibit, entries: Sequence[Entry]) -> Table:
     )
 
 
-def _row(one: Entry) -> tuple[Shown, ...]:
+def table_row(one: Entry) -> tuple[Shown, ...]:
+    """A cell in the columns of ``table``."""
     printed = one.cell.published
     judgement = one.judgement
     reasons = [judgement.reason if judgement else "", one.why]
@@ -385,53 +409,3 @@ def _cell_json(one: Entry) -> dict[str, Any]:
         "runs": [run.name for run in one.runs],
         "notes": list(one.cell.notes),
     }
-
-
-def markdown(made: Sequence[tuple[Exhibit, Sequence[Entry]]], rest: Sequence[tuple[Exhibit, str]]) -> str:
-    """A page of results: what was run, how it compares, what was not run and what it would need."""
-    lines = [
-        "# Reproduction of the paper",
-        "",
-        "Written by `fedgloss reproduce --read --markdown`, from the records of the runs listed here; do not edit. "
-        "Published numbers, settings and the rules of the verdict are those of [paper.md](paper.md).",
-        "",
-    ]
-    for exhibit, entries in made:
-        shown = [one for one in entries if one.telling]
-        left = [one for one in entries if not one.telling]
-        lines += [f"## {exhibit.label}", "", table(exhibit, shown).to_markdown()]
-        if left:
-            lines += [f"Not run: {len(left)} of {len(entries)} cells.", ""]
-    runs = {run.path: run for _, entries in made for one in entries if one.telling for run in one.runs}
-    if runs:
-        lines += ["## Runs", "", *_run_lines(list(runs.values())), ""]
-    if rest:
-        lines += ["## Not run", "", "| what | cells | needs |", "|---|---:|---|"]
-        lines += [f"| `{exhibit.label}` | {len(exhibit.cells)} | {needs} |" for exhibit, needs in rest]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _run_lines(runs: Sequence[Run]) -> list[str]:
-    lines = ["| run | seed | rounds | state | accuracy (%) | time | machine | command |"]
-    lines.append("|---|---:|---:|---|---:|---:|---|---|")
-    for run in runs:
-        last = run.evaluations.get("accuracy")
-        accuracy = _percent(run.reported("accuracy"))
-        shown = f"{accuracy:.2f}" if accuracy is not None else DASH
-        if accuracy is None and last is not None and len(last) and math.isfinite(last[-1]):
-            shown = f"{100 * last[-1]:.2f} (last)"
-        about = run.environment
-        machine = f"{about.get('cpu', '')}, torch {about.get('torch', '')}, fedgloss {about.get('fedgloss', '')}"
-        command = about.get("command")
-        words = " ".join(map(str, command)) if isinstance(command, list) else ""
-        hours = float(run.seconds.sum()) / 3600
-        lines.append(
-            f"| {run.name} | {run.seed} | {run.length:,} of {run.planned:,} | {run.status} | {shown} "
-            f"| {hours:.2f} h | {_safe(machine)} | `fedgloss {_safe(words)}` |"
-        )
-    return lines
-
-
-def _safe(text: str) -> str:
-    return " ".join(text.replace("|", "/").replace("`", "'").split())

@@ -73,18 +73,18 @@ class Table:
     def to_markdown(self) -> str:
         heads = [" ".join(part for part in (column.group, column.name) if part) for column in self.columns]
         lines = [
-            f"**{_markdown(self.title)}**",
+            f"**{markdown_text(self.title)}**",
             "",
-            "| " + " | ".join(map(_markdown, heads)) + " |",
+            "| " + " | ".join(map(markdown_text, heads)) + " |",
             "|" + "|".join("---:" if column.numeric else ":---" for column in self.columns) + "|",
         ]
         for name, rows in self.groups:
             if name:
-                lines.append(f"| *{_markdown(name)}* |" + " |" * (len(self.columns) - 1))
+                lines.append(f"| *{markdown_text(name)}* |" + " |" * (len(self.columns) - 1))
             for row in rows:
-                shown = [f"**{_markdown(c.text)}**" if c.bold else _markdown(c.text) for c in row]
+                shown = [f"**{markdown_text(c.text)}**" if c.bold else markdown_text(c.text) for c in row]
                 lines.append("| " + " | ".join(shown) + " |")
-        return "\n".join([*lines, "", *(f"{_markdown(note)}\n" for note in self.notes)])
+        return "\n".join([*lines, "", *(f"{markdown_text(note)}\n" for note in self.notes)])
 
     def to_latex(self) -> str:
         r"""A ``table`` for LaTeX; needs ``\usepackage{booktabs,pifont}``."""
@@ -147,7 +147,7 @@ def _inert(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
     for character in "\\`*_[]<>|#~$":
         text = text.replace(character, "\\" + character)
     return " ".join(text.split())
