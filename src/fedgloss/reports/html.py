@@ -191,7 +191,8 @@ def _facts(setting: Setting) -> list[list[str]]:
         kinds, sizes = division["classes_per_client"], division["sizes"]
         least, most = (f"{sizes[end]:,.0f}" for end in ("least", "most"))
         samples = least if least == most else f"{least} to {most}"
-        split.append(f"{samples} samples each, of {kinds['mean']:.3g} classes on average")
+        mean = kinds["mean"]
+        split.append(f"{samples} samples each, of {'1 class' if mean == 1 else f'{mean:.3g} classes on average'}")
 
     copy = next((run.model_bytes for run in runs if run.model_bytes), 0)
     network = [show(model.get("name"))] + ([f"{size(copy)} a copy"] if copy else [])

@@ -174,8 +174,9 @@ class Setting:
 
     @cached_property
     def metric(self) -> str:
-        """Accuracy, or the loss where no accuracy was measured."""
-        return "accuracy" if any("accuracy" in run.evaluations for run in self.runs) else "loss"
+        """Accuracy, or the loss where that alone was measured."""
+        measured = {name for run in self.runs for name in run.evaluations}
+        return "loss" if "loss" in measured and "accuracy" not in measured else "accuracy"
 
     @property
     def higher_is_better(self) -> bool:

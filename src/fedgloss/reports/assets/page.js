@@ -772,7 +772,7 @@
   const VIRIDIS_DOWN = [[0, "#fde725"], [0.25, "#5ec962"], [0.5, "#21918c"], [0.75, "#3b528b"], [1, "#440154"]];
 
   function clientTicks(found) {
-    const step = [1, 2, 5, 10, 20, 50, 100].find((n) => found.shown.length / n <= 20) || 200;
+    const step = [1, 2, 5, 10, 20, 50, 100].find((n) => found.shown.length / n <= (innerWidth < 640 ? 10 : 20)) || 200;
     const places = [...found.shown.keys()].filter((i) => i % step === 0);
     return { tickvals: places, ticktext: places.map((i) => String(found.shown[i])) };
   }
@@ -860,8 +860,8 @@
     const sections = [...document.querySelectorAll("main section")].filter((section) => !section.hidden);
     whenChanged("contents", sections.map((s) => s.id), () => byId("contents").replaceChildren(...sections.map((section) => el("li", {}, el("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })))));
     whenChanged("skipped", data.skipped, () => byId("skipped").replaceChildren(...(data.skipped.length ? [
-      el("div", { class: "notice", role: "note" }, el("strong", { text: `Left out, because it could not be read:` }),
-        el("ul", {}, ...data.skipped.map(([path, reason]) => el("li", {}, el("code", { text: path }), ` ${reason}`))))] : [])));
+      el("div", { class: "notice", role: "note" }, el("strong", { text: "Left out, because it could not be read:" }),
+        el("ul", {}, ...data.skipped.map(([path, reason]) => el("li", {}, el("code", { text: path }), `: ${reason}`))))] : [])));
   }
 
   function renderOverview() {
