@@ -148,7 +148,8 @@ def _axes(height: float = 2.2) -> Iterator[tuple[Figure, Axes]]:
     yield figure, axes
     handles, names = axes.get_legend_handles_labels()
     if handles:
-        columns = 3 if max(map(len, names)) < 14 else 2
+        longest = max(map(len, names))
+        columns = 3 if longest < 14 else 2 if longest < 27 else 1
         figure.legend(handles, names, loc="outside lower center", ncols=columns, columnspacing=1.2)
 
 
@@ -185,7 +186,20 @@ def _curves(setting: Setting, quantity: Quantity, looks: Looks, against: str) ->
             axes.locator_params(axis="x", nbins=5)
         if not quantity.percent and not quantity.id.startswith("delta_eps") and np.isfinite(smallest):
             axes.set_yscale("log")
+            _plain_numbers(axes)
     return figure
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """1, 2, 5 rather than powers of ten, where a logarithmic axis spans no more than two of them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axes.get_ylim()
+    if high / low <= 100:
+        steps = (1, 2, 5) if high / low > 5 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _eigenvalues(setting: Setting, looks: Looks) -> Figure:
@@ -217,12 +231,15 @@ def _densities(setting: Setting, looks: Looks) -> Figure:
 
 def _interpolations(setting: Setting, looks: Looks) -> Figure:
     with _axes() as (figure, axes):
+        named: set[str] = set()
         for method in setting.methods:
             for _, found in method.measurements("interpolation"):
                 curve = found.content["curves"].get("loss")
                 if curve is not None:
                     label = _text(f"{method.label}, {found.name}")
-                    axes.plot(found.content["coefficients"], curve, label=label, **_stroke(method, looks))
+                    once = None if label in named else label
+                    named.add(label)
+                    axes.plot(found.content["coefficients"], curve, label=once, **_stroke(method, looks))
         for end in (0, 1):
             axes.axvline(end, color="0.6", linewidth=0.6, linestyle=":")
         axes.set_xlabel("from the first model (0) to the second (1)")
