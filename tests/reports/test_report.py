@@ -22,8 +22,9 @@ from cli.command import fedgloss
 from reports.small_runs import make_run
 
 from fedgloss.reports.html import page, page_data
-from fedgloss.reports.latex import write_latex
+from fedgloss.reports.latex import write_courses, write_latex
 from fedgloss.reports.runs import read_runs
+from fedgloss.reports.study import arrange
 from fedgloss.reports.tables import Cell, Column, Table
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028"
@@ -191,10 +192,28 @@ def test_latex_tables_and_figures(study: Path, tmp_path: Path, capsys) -> None:
     assert r"FedGloSS-SAM & " in text
     assert r"\ding{55}" in text
     assert text.count("{") == text.count("}")
+    assert all(p.read_text().isascii() for p in tex)  # no character that an engine would have to be told of
     assert not [p for p in folder.iterdir() if p.suffix not in (".tex", ".pdf")]
     before = {p: p.read_bytes() for p in pdf}
     write_latex(read_runs([study])[0], folder)
     assert {p: p.read_bytes() for p in pdf} == before
+
+
+def test_courses_are_pictures_for_a_page(study: Path, tmp_path: Path) -> None:
+    (setting,) = arrange(read_runs([study])[0])
+    drawn = write_courses(setting, tmp_path / "deep")
+    assert [p.name for p in drawn] == ["accuracy-blobs-alpha-0-small.svg", "norm-params-blobs-alpha-0-small.svg"]
+    before = [p.read_bytes() for p in drawn]
+    assert all(b"<svg" in content for content in before)
+    assert [p.read_bytes() for p in write_courses(setting, tmp_path / "deep")] == before
+
+
+def test_a_setting_that_diverged_unevaluated_is_still_one_of_accuracies(study: Path) -> None:
+    runs, _ = read_runs([study / "feddyn-seed0", study / "feddyn-seed1"])
+    assert not any(run.evaluations for run in runs)
+    (setting,) = page_data(runs, [])["settings"]
+    assert setting["metric"] == "accuracy"
+    assert setting["tables"]["results"]["columns"][1]["name"] == "Accuracy (%)"
 
 
 def test_tables_leave_with_every_digit_and_no_formula() -> None:

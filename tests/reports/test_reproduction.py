@@ -261,7 +261,9 @@ def test_a_page_of_whole_runs_carries_their_verdicts(base: Run, tmp_path: Path) 
     assert "fedgloss-sam, seed 42" in out
     assert "| whole |" in out
     assert "✗" in out
-    assert len(re.findall(r"^\| [\d,]+ \| 10\.0 \| 83\.0", out, re.M)) == 10  # of a hundred evaluations, the last among them
+    assert (
+        len(re.findall(r"^\| [\d,]+ \| 10\.0 \| 83\.0", out, re.M)) == 10
+    )  # of a hundred evaluations, the last among them
     assert "| 10,000 | 10.0 | 83.0 |" in out
 
 
