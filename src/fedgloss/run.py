@@ -280,6 +280,14 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
             f"{folder.path}: holds a run with another configuration ({'; '.join(differences)}); "
             "choose another --out, or resume it as it is"
         )
+    if folder.federation.exists():
+        began, now = read_json(folder.federation), portrait(job.problem.federation)
+        others = [key for key in ("train", "test", "validation", "sizes", "counts") if began.get(key) != now[key]]
+        if others:
+            raise InvalidInput(
+                f"{folder.path}: the data have changed since it began ({', '.join(others)} in federation.json); "
+                "put them back as they were, or choose another --out"
+            )
     if torn_line(folder.rounds):
         notices.append("the last line of rounds.jsonl was torn by a crash and is dropped")
     changed = differing_environment(read_json(folder.environment), environment)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 from pathlib import Path
@@ -123,18 +124,21 @@ def test_a_changed_picture_is_decoded_again(folder: Path, loaded, stored) -> Non
     data = loaded("imagefolder", path=folder, side=16)
     pictures = np.concatenate([part.fetch(np.arange(len(part)))[0].numpy() for part in (data.train, data.test)])
     assert (pictures == 9).all((1, 2, 3)).sum() == 1
-    assert len(stored()) == 3, "the former state is forgotten"
+    assert len(stored()) == 4, "the former state is forgotten"
 
 
 def test_corrupt_pictures_are_refused_or_left_out(folder: Path, loaded) -> None:
     (folder / "dog" / "4.png").write_bytes(b"no picture")
     (folder / "dog" / "5.png").unlink()
     (folder / "dog" / "5.png").symlink_to(folder / "gone.png")
-    with pytest.raises(InvalidInput, match=r"1 missing and 1 corrupt of 30 pictures \(dog/4.png, dog/5.png"):
+    with pytest.raises(InvalidInput, match=r"1 missing and 0 corrupt of 30 pictures \(dog/5.png; all in"):
         loaded("imagefolder", path=folder, side=16)
     data = loaded("imagefolder", path=folder, side=16, allow_missing=True)
     assert len(data.train) + len(data.test) == 28
-    assert data.notes["left out"]["missing"] == 1
+    assert data.notes["left out"]["missing"] == data.notes["left out"]["corrupt"] == 1
+    paint(folder / "gone.png", (1, 2, 3))
+    with pytest.raises(InvalidInput, match=r"0 missing and 1 corrupt of 30 pictures \(dog/4.png; all in"):
+        loaded("imagefolder", path=folder, side=16)
 
 
 def test_grey(folder: Path, loaded) -> None:
@@ -151,3 +155,8 @@ def test_names_of_any_kind(tmp_path: Path, loaded) -> None:
     os.rename(root / "c,d" / "0 é'\".png", os.fsencode(root / "c,d") + b"/\xff.png")
     data = loaded("imagefolder", path=root, side=16)
     assert len(data.train) + len(data.test) == 10
+    (root / "c,d" / "1 é'\".png").write_bytes(b"no picture")
+    (root / "c,d" / os.fsdecode(b"\xff.png")).write_bytes(b"no picture")
+    listed = loaded("imagefolder", path=root, side=16, allow_missing=True).notes["left out"]["list"]
+    with open(listed, newline="", errors="surrogateescape") as file:
+        assert [row["picture"] for row in csv.DictReader(file)] == ["c,d/1 é'\".png", os.fsdecode(b"c,d/\xff.png")]

@@ -17,6 +17,7 @@ from ..config import parse_setting
 from ..data.datasets import DATA_SETS, NEED_A_PATH, DataSet, load, where
 from ..data.federate import SPLITS, federate
 from ..data.federation import Federation, Partition
+from ..data.store import StoredSamples
 from ..errors import InvalidInput
 from .options import AllowMissing, Json
 
@@ -27,6 +28,12 @@ MOST_ROWS = 20
 REMARKS = ("leaked test pictures", "lists", "users left out", "in both lists")
 
 Name = Annotated[str, typer.Argument(help="A name from `fedgloss data list`, or package:function.")]
+DataPath = Annotated[
+    str | None, typer.Option("--path", help="Where the data are, if not where they are looked for.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="An option of the data set.")
+]
 
 
 @app.command("list")
@@ -67,9 +74,27 @@ def get_set(name: Name) -> None:
 
 
 @app.command()
+def prepare(
+    name: Name, path: DataPath = None, allow_missing: AllowMissing = False, settings: Settings = None
+) -> None:
+    """Convert or decode all of a data set now, on all cores, and list the pictures that are missing or corrupt.
+
+    A run does the same piece by piece, as it needs them.
+    """
+    loaded = _load(name, path, allow_missing, settings)
+    for samples in (loaded.train, loaded.test):
+        if isinstance(samples, StoredSamples):
+            samples.prepare(np.arange(len(samples)))
+    count = len(loaded.train) + (len(loaded.test) if loaded.test is not None else 0)
+    left = loaded.notes.get("left out")
+    without = f", without {left['missing']} missing and {left['corrupt']} corrupt ({left['list']})" if left else ""
+    print(f"{name} is ready: {count:,} pictures{without}")
+
+
+@app.command()
 def show(
     name: Name,
-    path: Annotated[str | None, typer.Option(help="Where the data are, if not where they are looked for.")] = None,
+    path: DataPath = None,
     split: Annotated[str | None, typer.Option(help=f"How to divide them: {', '.join(SPLITS)}.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Concentration; 0 gives each client one class.")] = None,
@@ -78,17 +103,12 @@ def show(
     seed: Annotated[int, typer.Option(help="Seed of the division.")] = 0,
     validation: Annotated[float, typer.Option(help="Share of each client's pictures kept for tuning.")] = 0.0,
     allow_missing: AllowMissing = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="An option of the data set.")
-    ] = None,
+    settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture of the division (PNG and SVG).")] = Path("."),
     json: Json = False,
 ) -> None:
     """Describe a data set and its division among clients, and draw the picture of clients and classes."""
-    options = dict(parse_setting(text) for text in settings or ())
-    options |= {"path": path} if path is not None else {}
-    options |= {"allow_missing": True} if allow_missing else {}
-    loaded = load(name, **options)
+    loaded = _load(name, path, allow_missing, settings)
     if isinstance(loaded, Federation):
         federation, title = loaded, name
     else:
@@ -145,6 +165,13 @@ def make(
     )
     print(f"{folder}: {pictures} pictures of {classes} landmarks by {users} users; see them with")
     print(f"fedgloss data show landmarks-user-160k --path {folder}")
+
+
+def _load(name: str, path: str | None, allow_missing: bool, settings: list[str] | None) -> DataSet | Federation:
+    options = dict(parse_setting(text) for text in settings or ())
+    options |= {"path": path} if path is not None else {}
+    options |= {"allow_missing": True} if allow_missing else {}
+    return load(name, **options)
 
 
 def _how(name: str) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..errors import InvalidInput, require
 from ..randomness import stream
 from .federation import Federation, Indices, Samples, Transform
+from .store import StoredSamples
 
 Names: TypeAlias = npt.NDArray[np.bytes_]
 
@@ -170,10 +171,11 @@ def held_out(labels: Indices, share: float, seed: int) -> Indices:
     return chosen
 
 
-def channel_statistics(samples: Samples, limit: int = 10_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(samples: StoredSamples, limit: int = 10_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of each channel on the scale 0-1, from at most ``limit`` evenly spaced pictures."""
     count = min(limit, len(samples))
     indices = np.linspace(0, len(samples) - 1, count).round().astype(np.int64)
+    samples.prepare(indices)
     total: npt.NDArray[np.float64] | float = 0.0
     squares: npt.NDArray[np.float64] | float = 0.0
     pixels = 0

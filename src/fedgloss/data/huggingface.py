@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidInput
 from .datasets import DataSet, channel_statistics, held_out
-from .decoding import decoded, refuse_or_note
+from .decoding import decoded_pictures
 from .federation import Indices
 from .store import StoredSamples
 from .transforms import PictureTransform
@@ -42,31 +43,33 @@ def huggingface(
         for column in (image, label, *([client] if client else [])):
             if column not in part.column_names:
                 raise InvalidInput(f"{path}: no column {column!r}; there are {', '.join(part.column_names)}")
+    _require_images(train, image, str(path))
     names, labels = _labels(parts, label, str(path))
-    found = decoded(
+    found = decoded_pictures(
         "huggingface",
         [str(Path(path).resolve()), image],
         [part._fingerprint for part in parts],
-        count=len(labels),
+        names=np.array([f"row {number}".encode() for number in range(len(labels))]),
         side=side,
         channels=channels,
-        reader=lambda: _Reader.of(parts, image, str(path)),
-        retry=not allow_missing,
+        reader=_Reader(Path(path).resolve(), image),
+        allow_missing=allow_missing,
+        what=str(path),
     )
-    notes: dict[str, Any] = {"sources": [{"file": str(path), "fingerprint": part._fingerprint} for part in parts]}
-    refuse_or_note(found, lambda number: f"row {number}", str(path), allow_missing, notes)
-    ready = found.ready
+    sources = [{"file": str(path), "fingerprint": part._fingerprint} for part in parts]
+    notes: dict[str, Any] = {"sources": sources, **found.left_out()}
+    sound = found.sound
     if test is None:
-        is_test = np.isin(ready, ready[held_out(labels[ready], test_share, seed)])
+        is_test = np.isin(sound, sound[held_out(labels[sound], test_share, seed)])
         notes["test"] = f"{test_share} of each class, seed {seed}"
     else:
-        is_test = ready >= len(train)
-    kept, tested = ready[~is_test], ready[is_test]
-    samples = StoredSamples(found.pictures, kept, labels[kept])
+        is_test = sound >= len(train)
+    kept, tested = sound[~is_test], sound[is_test]
+    samples = StoredSamples(found, kept, labels[kept])
     return DataSet(
         name="huggingface",
         train=samples,
-        test=StoredSamples(found.pictures, tested, labels[tested]),
+        test=StoredSamples(found, tested, labels[tested]),
         train_labels=labels[kept],
         test_labels=labels[tested],
         classes=names,
@@ -99,6 +102,13 @@ def _opened(path: Path) -> tuple[Any, Any]:
     return whole["train"], next((whole[name] for name in ("test", "validation") if name in whole), None)
 
 
+def _require_images(part: Any, column: str, path: str) -> None:
+    import datasets
+
+    if not isinstance(part.features[column], datasets.Image):
+        raise InvalidInput(f"{path}: column {column!r} holds {part.features[column]}, not images")
+
+
 def _column(part: Any, name: str) -> npt.NDArray[Any]:
     return np.asarray(part[name][:])
 
@@ -122,22 +132,32 @@ def _numbers(whose: npt.NDArray[Any]) -> Indices:
 
 @dataclass(frozen=True)
 class _Reader:
-    parts: list[Any]
+    """Rows of the data set, which each process opens for itself."""
+
+    path: Path
     image: str
 
-    @classmethod
-    def of(cls, parts: list[Any], image: str, path: str) -> _Reader:
+    @cached_property
+    def _parts(self) -> list[Any]:
         import datasets
 
-        if not isinstance(parts[0].features[image], datasets.Image):
-            raise InvalidInput(f"{path}: column {image!r} holds {parts[0].features[image]}, not images")
-        return cls([part.cast_column(image, datasets.Image(decode=False)) for part in parts], image)
+        return [
+            part.cast_column(self.image, datasets.Image(decode=False))
+            for part in _opened(self.path)
+            if part is not None
+        ]
 
-    def __call__(self, number: int) -> bytes:
-        for part in self.parts:
+    def read(self, number: int, name: str) -> bytes:
+        for part in self._parts:
             if number < len(part):
                 entry = part[number][self.image]
                 content: bytes | None = entry["bytes"]
                 return content if content is not None else Path(entry["path"]).read_bytes()
             number -= len(part)
         raise IndexError(number)
+
+    def size(self, number: int, name: str) -> None:
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "image": self.image}

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import InvalidInput
 from .datasets import DataSet, Names, channel_statistics, held_out
-from .decoding import FileReader, decoded, refuse_or_note
+from .decoding import FileReader, decoded_pictures
 from .federation import Indices
 from .store import StoredSamples
 from .transforms import PictureTransform
@@ -56,35 +56,35 @@ def imagefolder(
         raise InvalidInput(f"{test_root / strangers[0]}: no training folder for this class")
     parts = [(listing, train_root)] + ([(tests, test_root)] if tests else [])
     names = _bytes([(base / name).relative_to(root).as_posix() for part, base in parts for name in part.names])
-    found = decoded(
+    found = decoded_pictures(
         "imagefolder",
         str(root.resolve()),
         [part.state for part, _ in parts],
-        count=len(names),
+        names=names,
         side=side,
         channels=channels,
-        reader=lambda: FileReader(root, names),
-        retry=not allow_missing,
+        reader=FileReader(root.resolve()),
+        allow_missing=allow_missing,
+        what=str(root),
     )
-    notes: dict[str, Any] = {"sources": [{"file": str(root)}]}
-    refuse_or_note(found, lambda number: os.fsdecode(names[number]), str(root), allow_missing, notes)
+    notes: dict[str, Any] = {"sources": [{"file": str(root)}], **found.left_out()}
 
     number = {name: index for index, name in enumerate(classes)}
     labels = np.array([number[name] for part, _ in parts for name in part.classes], np.int64)
     owners = _owners(listing, clients)
-    ready = found.ready
+    sound = found.sound
     is_test = np.zeros(len(labels), bool)
     if tests:
         is_test[len(listing.names) :] = True
     else:
-        is_test[ready[held_out(labels[ready], test_share, seed)]] = True
+        is_test[sound[held_out(labels[sound], test_share, seed)]] = True
         notes["test"] = f"{test_share} of each class, seed {seed}"
-    kept, tested = ready[~is_test[ready]], ready[is_test[ready]]
-    train = StoredSamples(found.pictures, kept, labels[kept])
+    kept, tested = sound[~is_test[sound]], sound[is_test[sound]]
+    train = StoredSamples(found, kept, labels[kept])
     return DataSet(
         name="imagefolder",
         train=train,
-        test=StoredSamples(found.pictures, tested, labels[tested]),
+        test=StoredSamples(found, tested, labels[tested]),
         train_labels=labels[kept],
         test_labels=labels[tested],
         classes=tuple(classes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import tarfile
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import numpy as np
 
 from ..errors import InvalidInput
 from .datasets import DATA_SETS, DataSet, Names
-from .decoding import Reader, decoded, refuse_or_note
+from .decoding import Reader, decoded_pictures
 from .federation import Indices
-from .store import StoredSamples, sha256
+from .progress import progress_bar
+from .store import MappedArray, StoredSamples, Writer, converted, sha256
 from .transforms import LandmarksTransform
 
 NAME = "landmarks-user-160k"
@@ -45,15 +47,16 @@ def landmarks(
     test = _List.read(folder / TEST, with_users=False)
     root = _pictures_folder(Path(path), images)
     ids = np.concatenate([train.images, test.images])
-    found = decoded(
+    found = decoded_pictures(
         NAME,
         [str(folder.resolve()), str(root.resolve())],
         [train.checksum, test.checksum],
-        count=len(ids),
+        names=ids,
         side=side,
         channels=3,
-        reader=lambda: _reader(root, ids),
-        retry=not allow_missing,
+        reader=_reader(root, ids, [train.path, test.path]),
+        allow_missing=allow_missing,
+        what=NAME,
     )
     notes: dict[str, Any] = {
         "sources": [
@@ -61,10 +64,10 @@ def landmarks(
             for part in (train, test)
         ],
         "pictures": str(root),
+        **found.left_out(),
     }
-    refuse_or_note(found, lambda number: ids[number].decode(), NAME, allow_missing, notes)
-    ready = found.ready
-    kept, tested = ready[ready < len(train.images)], ready[ready >= len(train.images)] - len(train.images)
+    sound = found.sound
+    kept, tested = sound[sound < len(train.images)], sound[sound >= len(train.images)] - len(train.images)
     owners = _numbered(train.users[kept])
     labels, test_labels = train.labels[kept], test.labels[tested]
     if not len(labels) or not len(test_labels):
@@ -80,8 +83,8 @@ def landmarks(
     notes["in both lists"] = len(np.intersect1d(train.images, test.images))
     return DataSet(
         name=NAME,
-        train=StoredSamples(found.pictures, kept, labels),
-        test=StoredSamples(found.pictures, tested + len(train.images), test_labels),
+        train=StoredSamples(found, kept, labels),
+        test=StoredSamples(found, tested + len(train.images), test_labels),
         train_labels=labels,
         test_labels=test_labels,
         classes=tuple(str(label) for label in range(classes)),
@@ -159,9 +162,13 @@ def _pictures_folder(path: Path, images: str | Path | None) -> Path:
     raise InvalidInput(f"{candidates[0]}: no such folder of pictures")
 
 
-def _reader(root: Path, images: Names) -> Reader:
+def _reader(root: Path, images: Names, lists: Sequence[Path]) -> Reader:
+    """For files or, where there are any, tar shards, which are searched once for where each picture lies."""
     shards = sorted(root.glob("*.tar"))
-    return _ShardReader.index(shards, images) if shards else _TreeReader(root, images)
+    if not shards:
+        return _TreeReader(root.resolve())
+    index = converted(f"{NAME}-shards", [*lists, *shards], lambda w: _index(shards, images, w), hashed=False)
+    return _ShardReader(index.mapped("shards"), index.mapped("places"))
 
 
 @dataclass(frozen=True)
@@ -169,46 +176,65 @@ class _TreeReader:
     """``a/b/c/abc....jpg`` or ``abc....jpg``."""
 
     root: Path
-    images: Names
 
-    def __call__(self, number: int) -> bytes:
-        image: str = self.images[number].decode()
+    def read(self, number: int, name: str) -> bytes:
         try:
-            return self.root.joinpath(*image[:3], f"{image}.jpg").read_bytes()
+            return self._nested(name).read_bytes()
         except FileNotFoundError:
-            return (self.root / f"{image}.jpg").read_bytes()
+            return self._flat(name).read_bytes()
+
+    def size(self, number: int, name: str) -> int:
+        try:
+            return self._nested(name).stat().st_size
+        except FileNotFoundError:
+            return self._flat(name).stat().st_size
+
+    def _nested(self, image: str) -> Path:
+        return self.root.joinpath(*image[:3], f"{image}.jpg")
+
+    def _flat(self, image: str) -> Path:
+        return self.root / f"{image}.jpg"
 
 
 @dataclass(frozen=True)
 class _ShardReader:
-    """Where in which shard each picture's bytes lie; they are read from there and nothing is unpacked."""
+    """Where each picture's bytes lie (shard, offset, size); they are read from there and nothing is unpacked."""
 
-    shards: Sequence[Path]
-    shard: Indices
-    offset: Indices
-    size: Indices
+    shards: MappedArray
+    places: MappedArray
 
-    @classmethod
-    def index(cls, shards: Sequence[Path], images: Names) -> _ShardReader:
-        places = {image: number for number, image in enumerate(images.tolist())}
-        shard, offset, size = (np.full(len(images), -1, np.int64) for _ in range(3))
-        for number, path in enumerate(shards):
+    def read(self, number: int, name: str) -> bytes:
+        shard, offset, size = self._place(number)
+        with open(self.shards.array[shard], "rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def size(self, number: int, name: str) -> int:
+        return self._place(number)[2]
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        shard, offset, size = self.places.array[number].tolist()
+        if shard < 0:
+            raise FileNotFoundError
+        return shard, offset, size
+
+
+def _index(shards: Sequence[Path], images: Names, writer: Writer) -> None:
+    numbers = {image: number for number, image in enumerate(images.tolist())}
+    places = np.full((len(images), 3), -1, np.int64)
+    with progress_bar("Searching tar shards", len(shards)) as advance:
+        for shard, path in enumerate(shards):
             try:
                 with tarfile.open(path, "r:") as tar:
                     for member in tar:
                         name = PurePosixPath(member.name)
                         if name.is_absolute() or ".." in name.parts:
                             raise InvalidInput(f"{path}: holds {member.name!r}, which points outside; not used")
-                        where = places.get(name.stem.encode()) if member.isfile() else None
-                        if where is not None:
-                            shard[where], offset[where], size[where] = number, member.offset_data, member.size
+                        number = numbers.get(name.stem.encode()) if member.isfile() else None
+                        if number is not None:
+                            places[number] = shard, member.offset_data, member.size
             except tarfile.TarError as error:
                 raise InvalidInput(f"{path}: is damaged or no tar file ({error}); get it again") from error
-        return cls(shards, shard, offset, size)
-
-    def __call__(self, number: int) -> bytes:
-        if self.shard[number] < 0:
-            raise FileNotFoundError
-        with self.shards[int(self.shard[number])].open("rb") as file:
-            file.seek(int(self.offset[number]))
-            return file.read(int(self.size[number]))
+            advance(1)
+    writer.append("places", places)
+    writer.append("shards", np.array([os.fsencode(path.resolve()) for path in shards], np.bytes_))

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,15 +71,31 @@ class MappedArray:
             raise InvalidInput(f"{self.path}: {size} bytes instead of {self.bytes}; load the data set again")
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=self.shape).view(np.ndarray)
 
+    def take(self, rows: Indices) -> npt.NDArray[Any]:
+        return np.take(self.array, rows, axis=0)  # a copy: what is mapped stays as it is
+
+    def prepare(self, rows: Indices) -> None:
+        """They are at hand."""
+
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "dtype": self.dtype, "shape": self.shape}
+
+
+class Pictures(Protocol):
+    """Pictures by row: an array in a file, or picture files that are decoded when they are first taken."""
+
+    def take(self, rows: Indices) -> npt.NDArray[Any]:
+        """Copies, in the order asked for."""
+
+    def prepare(self, rows: Indices) -> None:
+        """Do now what taking these would do."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredSamples:
     """Pictures of a store: sample i is row ``rows[i]``, so that parts and replacements cost one index array."""
 
-    pictures: MappedArray
+    pictures: Pictures
     rows: Indices
     labels: Indices
 
@@ -93,9 +109,12 @@ class StoredSamples:
     def only(self, indices: Indices) -> StoredSamples:
         return StoredSamples(self.pictures, self.rows[indices], self.labels[indices])
 
+    def prepare(self, indices: Indices) -> None:
+        """Do now, on all cores, what fetching these would do."""
+        self.pictures.prepare(self.rows[indices])
+
     def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        pictures = np.take(self.pictures.array, self.rows[indices], axis=0)  # a copy: what is mapped stays as it is
-        return torch.from_numpy(pictures), torch.from_numpy(self.labels[indices])
+        return torch.from_numpy(self.pictures.take(self.rows[indices])), torch.from_numpy(self.labels[indices])
 
 
 @dataclass(frozen=True)
@@ -160,10 +179,12 @@ class Writer:
         self._digests[name].update(content)
         facts["shape"][0] += len(piece)
 
-    def finish(self, sources: Sequence[Path]) -> None:
+    def finish(self, sources: Sequence[Path], hashed: bool) -> None:
         for name, digest in self._digests.items():
             self._arrays[name]["sha256"] = digest.hexdigest()
-        files = [{"file": str(s), "bytes": s.stat().st_size, "sha256": sha256(s)} for s in sources]
+        files = [
+            {"file": str(s), "bytes": s.stat().st_size} | ({"sha256": sha256(s)} if hashed else {}) for s in sources
+        ]
         header = {"format": FORMAT, "sources": files, "arrays": self._arrays, "notes": self.notes}
         with writing_cache():
             for file in self._files.values():
@@ -179,8 +200,13 @@ class Writer:
                 file.close()
 
 
-def converted(name: str, sources: Sequence[Path], convert: Callable[[Writer], None]) -> Store:
-    """The store of these sources; ``convert`` fills it when it is absent, stale or damaged."""
+def converted(
+    name: str, sources: Sequence[Path], convert: Callable[[Writer], None], *, hashed: bool = True
+) -> Store:
+    """The store of these sources; ``convert`` fills it when it is absent, stale or damaged.
+
+    Its header has the sources' checksums if they are to be ``hashed``, which means to read them whole.
+    """
     paths = [str(source.resolve()) for source in sources]
     states = [(s.stat().st_size, s.stat().st_mtime_ns) for s in sources]
     folder = place(name, paths, states)
@@ -198,7 +224,7 @@ def converted(name: str, sources: Sequence[Path], convert: Callable[[Writer], No
         writer = Writer(partial)
         try:
             convert(writer)
-            writer.finish(sources)
+            writer.finish(sources, hashed)
             with writing_cache():
                 shutil.rmtree(folder, ignore_errors=True)  # whoever has it mapped keeps what is mapped
                 partial.rename(folder)
