@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -21,7 +23,7 @@ def fedgloss(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        command = ["fedgloss", *([] if arguments[0] == "run" else ["data"])]
+        command = ["fedgloss", *([] if arguments[0] in ("run", "resume") else ["data"])]
         monkeypatch.setattr(sys, "argv", [*command, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -198,3 +200,76 @@ def test_the_picture_shows_the_division(fedgloss, tmp_path: Path) -> None:
         colours = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     dark = (colours.max(1) < 100).mean()
     assert 0.02 < dark < 0.2, "ten of a hundred cells are full"
+
+
+LANDMARKS = "landmarks-user-160k"
+
+
+@pytest.fixture
+def photographs(fedgloss, tmp_path: Path):
+    """A small federation, a run on it, and how to break and mend a picture that its last rounds alone need."""
+    fedgloss("make", LANDMARKS, "set", "--users", 8, "--classes", 3, "--pictures", 60, "--test-pictures", 8)
+    data = {"name": LANDMARKS, "split": "natural", "options.path": "set", "options.side": 32, "options.crop": 28}
+    settings = [f"--set=data.{key}={value}" for key, value in data.items()]
+    settings += ["--set=model.name=logistic", "--set=training.cohort=2", "--set=training.eval_every=3"]
+
+    def run(out: str, *more: object) -> tuple[int, str, str]:
+        return fedgloss("run", "digits", *settings, "--rounds", 6, "--out", out, *more)
+
+    assert run("undisturbed")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "undisturbed" / "rounds.jsonl").read_text().splitlines()]
+    cohorts = [line["cohort"] for line in lines if "cohort" in line]
+    late = next(user for cohort in cohorts for user in cohort if user not in cohorts[0] + cohorts[1])
+    with (tmp_path / "set" / "federated_train.csv").open() as file:
+        image = next(row["image_id"] for row in csv.DictReader(file) if row["user_id"] == str(late))
+    picture = next((tmp_path / "set").rglob(f"{image}.jpg"))
+    shutil.rmtree(tmp_path / "cache")
+    return run, picture
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_corrupt_picture_stops_a_run_that_goes_on_once_it_is_mended(
+    fedgloss, photographs, tmp_path: Path, workers: int
+) -> None:
+    run, picture = photographs
+    content = picture.read_bytes()
+    picture.write_bytes(content[:900])
+    code, _, complaints = run("run", "--workers", workers)
+    assert code == 2
+    assert f"error: {LANDMARKS}: {picture.stem} is corrupt" in complaints.splitlines()[-1]
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) >= 2, "found when it was needed"
+    code, _, complaints = fedgloss("resume", "run")
+    assert code == 2
+    assert "0 missing and 1 corrupt of 68 pictures" in complaints
+    picture.write_bytes(content)
+    assert fedgloss("resume", "run")[0] == 0
+    for file in ("rounds.jsonl", "checkpoints/00000006.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes()
+
+
+def test_a_run_without_missing_pictures_does_not_go_on_with_them(fedgloss, photographs, tmp_path: Path) -> None:
+    run, picture = photographs
+    content = picture.read_bytes()
+    picture.write_bytes(b"<html>not found</html>")
+    assert run("run", "--allow-missing")[0] == 0
+    recorded = json.loads((tmp_path / "run" / "environment.json").read_text())["data"]["left out"]
+    assert (recorded["missing"], recorded["corrupt"]) == (0, 1)
+    picture.write_bytes(content)
+    code, _, complaints = run("run", "--allow-missing")
+    assert code == 2
+    assert "run: the data have changed since it began (train, sizes, counts in federation.json)" in complaints
+
+
+def test_prepare_decodes_all_or_tells_what_is_corrupt(fedgloss, photographs, cache: Path) -> None:
+    _, picture = photographs
+    code, said, complaints = fedgloss("prepare", LANDMARKS, "--path", "set", "--set", "side=32")
+    assert (code, said, complaints) == (0, f"{LANDMARKS} is ready: 68 pictures\n", "")
+    shutil.rmtree(cache)
+    picture.write_bytes(b"<html>not found</html>")
+    code, said, complaints = fedgloss("prepare", LANDMARKS, "--path", "set", "--set", "side=32")
+    assert (code, said) == (2, "")
+    assert f"0 missing and 1 corrupt of 68 pictures ({picture.stem}; all in" in complaints
+    code, said, _ = fedgloss("prepare", LANDMARKS, "--path", "set", "--set", "side=32", "--allow-missing")
+    assert code == 0
+    assert f"{LANDMARKS} is ready: 67 pictures, without 0 missing and 1 corrupt" in said
+    assert fedgloss("prepare", "digits")[1] == "digits is ready: 1,797 pictures\n"
