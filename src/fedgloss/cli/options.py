@@ -33,7 +33,7 @@ Client = Annotated[str | None, typer.Option("--client", help="The clients' optim
 Alpha = Annotated[float | None, typer.Option("--alpha", help="How skewed the clients are; 0: one class each.")]
 Split = Annotated[str | None, typer.Option("--split", help="hsu, official, iid, shards, dirichlet or natural.")]
 AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Go on without pictures that are missing or corrupt.")
+    bool, typer.Option("--allow-missing", help="Go on without missing or corrupt pictures; decodes all first.")
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", "-t", help="How many rounds.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The run's seed.")]
