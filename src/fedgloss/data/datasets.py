@@ -175,7 +175,8 @@ def channel_statistics(samples: StoredSamples, limit: int = 10_000) -> tuple[tup
     """Mean and deviation of each channel on the scale 0-1, from at most ``limit`` evenly spaced pictures."""
     count = min(limit, len(samples))
     indices = np.linspace(0, len(samples) - 1, count).round().astype(np.int64)
-    samples.prepare(indices)
+    if isinstance(samples, StoredSamples):
+        samples.prepare(indices)
     total: npt.NDArray[np.float64] | float = 0.0
     squares: npt.NDArray[np.float64] | float = 0.0
     pixels = 0
