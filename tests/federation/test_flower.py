@@ -24,10 +24,11 @@ from fedgloss import Federation, Problem, train
 from fedgloss.checkpoint import Checkpoints
 from fedgloss.config import resolve
 from fedgloss.costs import ledger
+from fedgloss.federation import SiteMemory
 from fedgloss.federation.create import create
 from fedgloss.job import Network, build_algorithm, build_federation
 from fedgloss.messages import ServerState
-from fedgloss.records import RunFolder, read_lines
+from fedgloss.records import RunFolder, read_json, read_lines
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("flwr")
@@ -80,8 +81,9 @@ class Deployment:
         path = self.folder / "app/federated/config.toml"
         path.write_text(re.sub(r'name = "(naive-)?fedgloss"', f'name = "{algorithm}"', path.read_text()))
 
-    def submit(self, run: Path, where: str = "trial") -> None:
-        ended = self.flwr("run", str(self.folder / "app"), where, "--run-config", f'run-folder="{run}"')
+    def submit(self, run: Path, where: str = "trial", settings: str = "") -> None:
+        chosen = f'run-folder="{run}" {settings}'
+        ended = self.flwr("run", str(self.folder / "app"), where, "--run-config", chosen)
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
     def kill(self, name: str) -> None:
@@ -154,6 +156,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     folder = tmp_path_factory.mktemp("federation") / "trial"
     create(folder, sites=SITES)
     (folder / "app/federated/data.py").write_text(DATA)
+    proxy_rules = folder / "nginx.conf"
+    proxy_rules.write_text(proxy_rules.read_text().replace("client_max_body_size 256m", "client_max_body_size 16m"))
     text = (folder / "superlink.sh").read_text() + (folder / "site.sh").read_text()
     port = int(re.findall(r"--port (\d+)", text)[0])
     proxy = int(re.findall(r"127.0.0.1:(\d+)\}", text)[0])
@@ -239,6 +243,94 @@ def test_a_site_killed_and_restarted_mid_run_changes_no_bit(deployment: Deployme
     deployment.start_again("site-1", "./site.sh", "1")
     assert deployment.finished(run)["status"] == "finished", deployment.logs()
     assert equal(final(run), serial(deployment))
+
+
+LIES = """
+import os, time
+from dataclasses import replace
+import torch
+from flwr.app import ConfigRecord
+from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
+import fedgloss.transports.flower as flower
+from fedgloss.codec import decode, encode
+from fedgloss.messages import Update
+
+def changed(reply, **changes):
+    return reply | {"update": encode(replace(decode(Update, reply["update"]), **changes))}
+
+def with_value(reply, value):
+    delta = decode(Update, reply["update"])["delta"].clone()
+    delta[7] = value
+    return changed(reply, vectors={"delta": delta})
+
+def late(reply):
+    time.sleep(TIMEOUT + 10)
+    return reply
+
+def unreadable(reply):
+    ConfigRecord.deflate = lambda record: add_header_to_object_body(b"\\xff" * 100, record)
+    return reply
+
+LIES = {
+    (1, 1): lambda reply: with_value(reply, float("nan")),
+    (1, 2): lambda reply: with_value(reply, 1e9),
+    (2, 1): lambda reply: changed(reply, vectors={"delta": torch.zeros(5)}),
+    (2, 2): lambda reply: reply | {"round": 1},
+    (3, 1): lambda reply: reply | {"update": bytes(40_000_000)},
+    (3, 2): late,
+    (4, 1): unreadable,
+    (4, 2): lambda reply: os._exit(1),
+}
+honest = flower.answer
+
+def answer(learning, node_config, folder, letter):
+    reply = honest(learning, node_config, folder, letter)
+    return LIES.get((reply["round"], node_config["partition-id"]), lambda reply: reply)(reply)
+
+flower.answer = answer
+"""
+NAMED = {
+    (1, 1): "sent a delta that is not finite",
+    (1, 2): "sent a delta of norm 1e+09, above 1e+06",
+    (2, 1): "bytes where an update has",
+    (2, 2): "answered round 1 ('train'), asked was 2 (train)",
+    (3, 1): "did not answer in time",  # the proxy let none of it through
+    (3, 2): "did not answer in time",
+    (4, 1): "sent what cannot be read",
+    (4, 2): "died while it trained",
+}
+
+
+def test_what_sites_send_amiss_is_refused_and_named_and_the_rest_goes_on(deployment: Deployment) -> None:
+    deployment.choose("fedgloss")
+    app, config = (deployment.folder / "app/federated" / name for name in ("app.py", "config.toml"))
+    originals, timeout = (app.read_text(), config.read_text()), 30
+    app.write_text(LIES.replace("TIMEOUT", str(timeout)) + originals[0])
+    config.write_text(originals[1].replace("rounds = 3", "rounds = 6"))
+    run = deployment.folder / "lies"
+    try:
+        deployment.submit(run, settings=f"minimum-sites=1 timeout={timeout}")
+        assert deployment.finished(run)["status"] == "finished", deployment.logs()
+    finally:
+        app.write_text(originals[0])
+        config.write_text(originals[1])
+    rounds = read_lines(run / "rounds.jsonl", "round")
+    named = {(line["round"], int(site)): why for line in rounds for site, why in line.get("dropped", {}).items()}
+    assert {key: NAMED[key] in named.get(key, "") for key in NAMED} == dict.fromkeys(NAMED, True), named
+    assert {(i["round"], i["site"]) for i in read_lines(run / "incidents.jsonl")} == set(named)
+    assert " 413 " in f" {(deployment.folder / 'proxy/access.log').read_text()}".replace("\n", " ")
+    # sigma = mean of sigma_k, as it lies on the sites' own disks
+    state, name = final(run), read_json(run / "federation.json")["run"]
+    versions = Checkpoints(RunFolder(run)).versions(state.round)
+    assert versions.keys() == set(range(SITES))
+    duals = []
+    for site, version in versions.items():
+        memory = SiteMemory(deployment.folder / f"memory/site-{site}", name, size=state["dual"].numel())
+        known = memory.settle(version, state.round)
+        assert known is not None
+        duals.append(known["dual"].double())
+    mean = torch.stack(duals).mean(0)
+    assert float((state["dual"].double() - mean).norm() / mean.norm()) < 1e-5
 
 
 def test_flower_s_simulation_gives_the_same_bits(tmp_path: Path) -> None:

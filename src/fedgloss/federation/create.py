@@ -24,6 +24,7 @@ _FILES = {
     "nginx.conf": "nginx.conf",
     "start.sh": "start.sh",
     "superlink.sh": "superlink.sh",
+    "register.sh": "register.sh",
     "site.sh": "site.sh",
 }
 

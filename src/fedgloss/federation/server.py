@@ -156,7 +156,7 @@ class _Server:
         self._save()
         self._sites.saved()
         metrics = step.evaluation.metrics if step.evaluation else {}
-        shown = "".join(f"  {name} {value:.4g}" for name, value in metrics.items())
+        shown = "".join(f"  test {name} {value:.4g}" for name, value in metrics.items())
         left_out = f"  without {sorted(step.round.dropped)}" if step.round.dropped else ""
         log.info("round %d  loss %.4g%s%s", step.round.round, step.round.loss, shown, left_out)
 

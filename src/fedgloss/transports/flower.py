@@ -9,20 +9,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-
 from ..compute import compute_threads
 from ..errors import InvalidInput
+from ..federation import Learning, Reply, Rules, TooFewSites, answer, serve
 from ..records import RunFolder
-from .definition import Learning
-from .exchange import Reply, Rules
-from .server import serve
-from .site import answer
+
+try:
+    import httpx
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.common.constant import ErrorCode
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise ImportError(
+        f"federation: Flower needs other packages ({error}); pip install 'fedgloss[flower]'"
+    ) from None
 
 POLL = 2.0  # seconds between looks for replies
 LINGER = 60.0  # seconds that the answers to "who are you" are waited for
+WORDS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "did not answer in time",
+    ErrorCode.NODE_UNAVAILABLE: "lost its connection",
+    ErrorCode.CLIENT_APP_CRASHED: "died while it trained",
+}
 
 log = logging.getLogger("fedgloss")
 
@@ -55,20 +64,27 @@ def server_app(learning: Learning) -> ServerApp:
         if not log.handlers:
             log.addHandler(logging.StreamHandler())
         settings = context.run_config
-        rules = Rules(minimum=int(settings["minimum-sites"]), max_norm=float(settings["max-norm"]))
-        post = FlowerPost(
-            grid,
-            sites=learning.sites,
-            minimum=rules.minimum,
-            timeout=float(settings["timeout"]),
-            wait=float(settings["wait"]),
+        minimum, max_norm, timeout, wait = (
+            _positive(settings, name) for name in ("minimum-sites", "max-norm", "timeout", "wait")
         )
+        rules = Rules(minimum=int(minimum), max_norm=max_norm)
+        post = FlowerPost(grid, sites=learning.sites, minimum=rules.minimum, timeout=timeout, wait=wait)
         folder = RunFolder(Path(str(settings["run-folder"])).expanduser())
-        with compute_threads(1):
-            summary = serve(learning, post, folder, rules)
+        try:
+            with compute_threads(1):
+                summary = serve(learning, post, folder, rules)
+        except (InvalidInput, TooFewSites) as error:
+            raise error.with_traceback(None) from None  # Flower prints what ends an app: its words say it all
         log.info("%s after %d rounds; all is in %s", summary["status"], summary["rounds"], folder.path)
 
     return app
+
+
+def _positive(settings: Mapping[str, Any], name: str) -> float:
+    value = settings.get(name)
+    if not isinstance(value, int | float) or not value > 0:
+        raise InvalidInput(f"pyproject.toml: tool.flwr.app.config.{name}: must be a positive number, got {value!r}")
+    return float(value)
 
 
 def memory_folder(context: Context) -> Path:
@@ -120,25 +136,37 @@ class FlowerPost:
             )
             for site, letter in letters.items()
         }
-        for site, reply in self._exchange(messages, self._timeout):
-            if reply.has_error():
-                # the reason names nodes and files of Flower's own, and is the same for all: its words suffice
-                yield Reply(site, error=f"failed ({reply.error.reason or reply.error.code})"[:500])
-            else:
-                record = reply.content.config_records.get("reply")
-                yield Reply(site, content=None if record is None else dict(record))
+        return self._exchange(messages, self._timeout)
 
-    def _exchange(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message]]:
-        """Replies by whom was asked: an error reply names the wrong node, so what it answers is what counts."""
-        asked = dict(zip(self._grid.push_messages(list(messages.values())), messages, strict=True))
+    def _exchange(self, messages: Mapping[int, Message], timeout: float) -> Iterator[Reply]:
+        """What each that was asked replied. Replies are fetched one by one: an error names the wrong node, a liar
+        could name another's letter, and what Flower cannot read must cost nobody but its sender."""
+        sent = self._grid.push_messages(list(messages.values()))
+        asked = dict(zip(messages, sent, strict=True))
         deadline = time.monotonic() + timeout
         while asked and time.monotonic() < deadline:
-            for reply in self._grid.pull_messages(list(asked)):
-                site = asked.pop(reply.metadata.reply_to_message_id, None)
-                if site is not None:
-                    yield site, reply
+            for who, letter in list(asked.items()):
+                reply = self._fetch(who, letter)
+                if reply is not None:
+                    del asked[who]
+                    yield reply
             if asked:
                 time.sleep(POLL)
+
+    def _fetch(self, who: int, letter: str) -> Reply | None:
+        """The reply to a letter, if it is there."""
+        try:
+            for message in self._grid.pull_messages([letter]):
+                if message.has_error():
+                    error = message.error
+                    return Reply(who, error=WORDS.get(error.code, f"failed ({error.reason or error.code})"[:500]))
+                record = message.content.config_records.get("reply")
+                return Reply(who, content=None if record is None else dict(record))
+        except httpx.HTTPError:  # the SuperLink's trouble, not the site's
+            raise
+        except Exception as error:  # Flower decodes what sites send, and says so in many ways when it cannot
+            return Reply(who, error=f"sent what cannot be read ({type(error).__name__})")
+        return None
 
     def _look_around(self) -> None:
         """Which nodes are there now, and which sites they are."""
@@ -160,9 +188,8 @@ class FlowerPost:
             questions = {
                 node: Message(RecordDict(), dst_node_id=node, message_type="query", ttl=LINGER) for node in unnamed
             }
-            for node, reply in self._exchange(questions, LINGER):
-                record = None if reply.has_error() else reply.content.config_records.get("reply")
-                site = None if record is None else record.get("site")
+            for reply in self._exchange(questions, LINGER):
+                site, node = (reply.content or {}).get("site"), reply.site  # what it says, and who was asked
                 if isinstance(site, int):
                     self._admit(site, node)
 
