@@ -91,6 +91,13 @@ class Deployment:
         for process in family(int((self.folder / f"logs/{name}.pid").read_text())):
             os.kill(process, signal.SIGKILL)
 
+    def end(self, name: str) -> None:
+        """End a part as its operator would."""
+        process = int((self.folder / f"logs/{name}.pid").read_text())
+        members = family(process)
+        os.kill(process, signal.SIGTERM)
+        await_(lambda: not set(members) & alive(), f"the end of {name}", self.logs)
+
     def start_again(self, name: str, *command: str) -> None:
         with (self.folder / f"logs/{name}-again.log").open("w") as log:
             started = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
@@ -101,11 +108,9 @@ class Deployment:
         summary: dict[str, object] = json.loads((run / "summary.json").read_text())
         return summary
 
-    def logs(self) -> str:
-        tails = [
-            f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted((self.folder / "logs").glob("*.log"))
-        ]
-        return "\n".join(tails)
+    def logs(self, names: str = "*.log") -> str:
+        paths = sorted((self.folder / "logs").glob(names))
+        return "\n".join(f"== {path.name}\n{path.read_text()[-10_000:]}" for path in paths)
 
     def problem(self) -> Problem:
         """What the sites learn together, as one process sees it."""
@@ -136,6 +141,11 @@ def family(root: int) -> list[int]:
     for pid in found:
         found += children.get(pid, [])
     return found
+
+
+def alive() -> set[int]:
+    rows = subprocess.run(["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True).stdout
+    return {int(pid) for pid, stat in map(str.split, rows.splitlines()) if not stat.startswith("Z")}
 
 
 def of_folder(folder: Path) -> dict[int, str]:
@@ -289,6 +299,25 @@ def answer(learning, node_config, folder, letter):
 
 flower.answer = answer
 """
+TWICE = """
+import copy
+import flwr.supernode.start_client_internal as supernode
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+push = supernode._push_messages
+
+def twice(state, store, send, push_object):
+    def send_both(message, tree, seconds):
+        other = copy.deepcopy(message)
+        other.metadata.__dict__["_message_id"] = "ab" * 32
+        first = send(message, tree, seconds)
+        send(other, tree, seconds)
+        return first
+    push(state, store, send_both, push_object)
+
+supernode._push_messages = twice
+flower_supernode()
+"""
 NAMED = {
     (1, 1): "sent a delta that is not finite",
     (1, 2): "sent a delta of norm 1e+09, above 1e+06",
@@ -307,6 +336,14 @@ def test_what_sites_send_amiss_is_refused_and_named_and_the_rest_goes_on(deploym
     originals, timeout = (app.read_text(), config.read_text()), 30
     app.write_text(LIES.replace("TIMEOUT", str(timeout)) + originals[0])
     config.write_text(originals[1].replace("rounds = 3", "rounds = 6"))
+    deployment.end("site-0")
+    twice = deployment.folder / "twice.py"
+    twice.write_text(TWICE)
+    script = deployment.folder / "twice.sh"
+    script.write_text(
+        (deployment.folder / "site.sh").read_text().replace("flower-supernode --", f"python {twice} --")
+    )
+    deployment.start_again("site-0", "bash", str(script), "0")
     run = deployment.folder / "lies"
     try:
         deployment.submit(run, settings=f"minimum-sites=1 timeout={timeout}")
@@ -319,6 +356,7 @@ def test_what_sites_send_amiss_is_refused_and_named_and_the_rest_goes_on(deploym
     assert {key: NAMED[key] in named.get(key, "") for key in NAMED} == dict.fromkeys(NAMED, True), named
     assert {(i["round"], i["site"]) for i in read_lines(run / "incidents.jsonl")} == set(named)
     assert " 413 " in f" {(deployment.folder / 'proxy/access.log').read_text()}".replace("\n", " ")
+    assert "duplicate reply" in deployment.logs("superlink*.log")  # of site 0, whose first reply counts
     # sigma = mean of sigma_k, as it lies on the sites' own disks
     state, name = final(run), read_json(run / "federation.json")["run"]
     versions = Checkpoints(RunFolder(run)).versions(state.round)
