@@ -21,3 +21,19 @@ def test_a_cluster_that_is_not_there_is_named(
         "error: run.address: no Ray cluster is running on this machine; start one with 'ray start --head', "
         "name one (HOST:PORT), or use local"
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:1", "no connection to Ray ([Errno 111] Connection refused)"),
+        ("somewhere", "must be auto, local or HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_cluster_is_named_at_once(
+    address: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "digits", "--transport", "ray", "--address", address, "--quiet", "--out", tmp_path / "run"]
+    answer = fedgloss(capsys, *arguments)
+    assert answer.code == 2
+    assert answer.err.strip() == f"error: run.address: {address}: {reason}"

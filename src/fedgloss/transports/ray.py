@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 from collections import OrderedDict
@@ -491,6 +492,8 @@ def connected(address: str, cores: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    if address not in ("auto", "local"):
+        _require_listener(address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else every start warns of a change to come
     options: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False} if address == "local" else {}
     if address == "local":
@@ -507,6 +510,17 @@ def connected(address: str, cores: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for ten minutes."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):
+        raise InvalidInput(f"run.address: {address}: must be auto, local or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise InvalidInput(f"run.address: {address}: no connection to Ray ({error})") from error
 
 
 @contextmanager
