@@ -1,9 +1,10 @@
 """What a round costs on Ray beside the local pool: the paper's CNN (0.8M weights), the same clients, equal workers.
 
-    python -m benchmarks.ray_overhead [--rounds 6] [--clients 8] [--samples 500] [--workers 2]
+    python -m benchmarks.ray_overhead [--rounds 9] [--clients 8] [--samples 500] [--workers 2]
 
-Both train the same rounds in turn, round by round, so that what else the machine is doing hits both alike; printed
-are medians, and the pieces a larger cluster's cost is worked out from (docs/cluster.md).
+Both train the same rounds in turn, now one first, now the other, so that what else the machine is doing hits both
+alike; printed are the median overhead with its quartiles, and the pieces a larger cluster's cost is worked out from
+(docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def median(work: Callable[[], Any], times: int = 30) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("rounds", 6), ("clients", 8), ("samples", 500), ("workers", 2)):
+    for name, default in (("rounds", 9), ("clients", 8), ("samples", 500), ("workers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     problem = Problem(pictures(given.clients, given.samples), cnn)
@@ -75,7 +76,8 @@ def main() -> None:
         times: dict[str, list[float]] = {"pool": [], "ray": []}
         for number in range(given.rounds + 1):
             broadcast = Broadcast({"params": start}, number)
-            for name, transport in (("pool", pool), ("ray", cluster)):
+            turn = [("pool", pool), ("ray", cluster)]
+            for name, transport in turn if number % 2 else reversed(turn):
                 taken = seconds(lambda: list(transport(broadcast, cohort)))  # noqa: B023 - called at once
                 if number > 0:  # the first starts the workers
                     times[name].append(taken)
@@ -87,7 +89,8 @@ def main() -> None:
             "an empty call": median(lambda: ray.get(_nothing().remote())),
         }
     found = {name: statistics.median(values) for name, values in times.items()}
-    overhead = statistics.median(r / p for p, r in zip(times["pool"], times["ray"], strict=True)) - 1
+    ratios = [r / p - 1 for p, r in zip(times["pool"], times["ray"], strict=True)]
+    low, overhead, high = statistics.quantiles(ratios, n=4)
     print(
         json.dumps(
             {
@@ -95,6 +98,7 @@ def main() -> None:
                 "cohort": len(cohort),
                 "seconds_per_round": {name: round(value, 4) for name, value in found.items()},
                 "overhead": round(overhead, 4),
+                "quartiles": [round(low, 4), round(high, 4)],
                 "bound": BOUND,
                 "milliseconds": {name: round(1000 * value, 3) for name, value in pieces.items()},
             },

@@ -326,7 +326,7 @@ NAMED = {
     (3, 1): "did not answer in time",  # the proxy let none of it through
     (3, 2): "did not answer in time",
     (4, 1): "sent what cannot be read",
-    (4, 2): "died while it trained",
+    (4, 2): "did not answer in time",  # its process died
 }
 
 

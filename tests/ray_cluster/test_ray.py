@@ -285,6 +285,37 @@ def _kill_a_node_mid_round(cluster: Any, caplog: pytest.LogCaptureFixture) -> No
     assert all_equal(expected, found)
 
 
+@pytest.mark.parametrize("on_failure", ["drop", "stop"])
+def test_a_node_s_clients_are_left_out_or_end_the_run(on_failure: str) -> None:
+    cohort = [0, 1, 2, 3, 4, 5]
+    expected, _ = serial([cohort])
+    cluster = start_cluster(1, 2)
+    try:
+        with (
+            connected(cluster),
+            actors(problem=marked_problem(Slow(dict.fromkeys(range(7), 0.05))), on_failure=on_failure) as opened,
+        ):
+            transport, objective, _ = opened
+            while len(transport.processes) < 3:
+                list(transport(Broadcast({"params": objective.initial()}, 0, "probe"), cohort))
+            (victim,) = list(cluster.worker_nodes)
+            killer = threading.Timer(0.2, cluster.remove_node, (victim,), {"allow_graceful": False})
+            killer.start()
+            answers = transport(Broadcast({"params": objective.initial()}, 0), cohort)
+            if on_failure == "stop":
+                with pytest.raises(WorkerLost, match=r"died at client \d, round 0"):
+                    list(answers)
+            else:
+                found = dict(zip(cohort, answers, strict=True))
+                dropped = [client for client, answer in found.items() if isinstance(answer, Dropped)]
+                assert 1 <= len(dropped) < len(cohort)
+                others = [client for client in cohort if client not in dropped]
+                assert all_equal([expected[client] for client in others], [found[client] for client in others])
+            killer.join()
+    finally:
+        cluster.shutdown()
+
+
 # When clients fail
 
 

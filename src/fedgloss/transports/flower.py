@@ -30,7 +30,6 @@ LINGER = 60.0  # seconds that the answers to "who are you" are waited for
 WORDS = {
     ErrorCode.MESSAGE_UNAVAILABLE: "did not answer in time",
     ErrorCode.NODE_UNAVAILABLE: "lost its connection",
-    ErrorCode.CLIENT_APP_CRASHED: "died while it trained",
 }
 
 log = logging.getLogger("fedgloss")
