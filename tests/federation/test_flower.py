@@ -354,7 +354,7 @@ def test_what_sites_send_amiss_is_refused_and_named_and_the_rest_goes_on(deploym
     rounds = read_lines(run / "rounds.jsonl", "round")
     named = {(line["round"], int(site)): why for line in rounds for site, why in line.get("dropped", {}).items()}
     assert {key: NAMED[key] in named.get(key, "") for key in NAMED} == dict.fromkeys(NAMED, True), named
-    assert {(i["round"], i["site"]) for i in read_lines(run / "incidents.jsonl")} == set(named)
+    assert {(i["round"], i["site"]) for i in read_lines(run / "incidents.jsonl")} >= set(named)
     assert " 413 " in f" {(deployment.folder / 'proxy/access.log').read_text()}".replace("\n", " ")
     assert "duplicate reply" in deployment.logs("superlink*.log")  # of site 0, whose first reply counts
     # sigma = mean of sigma_k, as it lies on the sites' own disks
