@@ -59,7 +59,7 @@ class Deployment:
     port: int
     proxy: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    restarted: list[int] = field(default_factory=list)
+    restarted: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def authority(self) -> Path:
@@ -101,7 +101,7 @@ class Deployment:
     def start_again(self, name: str, *command: str) -> None:
         with (self.folder / f"logs/{name}-again.log").open("w") as log:
             started = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
-        self.restarted.append(started.pid)
+        self.restarted.append(started)
 
     def finished(self, run: Path) -> dict[str, object]:
         await_(lambda: (run / "summary.json").exists(), f"{run} to end", self.logs)
@@ -181,9 +181,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         process.terminate()
         process.wait(timeout=60)
         for again in started.restarted:
-            for member in family(again):
+            for member in family(again.pid):
                 with suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)
+            again.wait()
         log.close()
     # all ports are free and no process is left
     await_(lambda: not of_folder(folder), f"the end of {of_folder(folder).values()}")
@@ -306,14 +307,14 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 
 push = supernode._push_messages
 
-def twice(state, store, send, push_object):
+def twice(send, **others):
     def send_both(message, tree, seconds):
         other = copy.deepcopy(message)
         other.metadata.__dict__["_message_id"] = "ab" * 32
         first = send(message, tree, seconds)
         send(other, tree, seconds)
         return first
-    push(state, store, send_both, push_object)
+    push(send=send_both, **others)
 
 supernode._push_messages = twice
 flower_supernode()
