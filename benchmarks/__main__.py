@@ -1,4 +1,4 @@
-"""``python -m benchmarks [names]``: run, write results/<name>.json and the table in docs/performance.md."""
+"""``python -m benchmarks [names]``: run, write results/<name>.json and the table in the docs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import engine, peers, scale
+from . import engine, hessian, peers, scale
 from .harness import RESULTS, Line
 
 BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
@@ -26,17 +26,23 @@ BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
     "population": scale.population,
     "workers": scale.workers,
     "plots": scale.plots,
+    "hessian": hessian.hessian,
 }
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGES = {"hessian": "flatness.md"}
+"""The page in docs that has a benchmark's table, where it is not performance.md."""
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
 
 
-def table() -> str:
-    """All results there are, as one Markdown table; each with the machine it was measured on."""
+def page(name: str) -> Path:
+    return Path(__file__).parents[1] / "docs" / PAGES.get(name, "performance.md")
+
+
+def table(of: Path) -> str:
+    """All results there are for a page, as one Markdown table; each with the machine it was measured on."""
     rows, machines = [], list[str]()
     for name in BENCHMARKS:
         path = RESULTS / f"{name}.json"
-        if not path.exists():
+        if page(name) != of or not path.exists():
             continue
         content = json.loads(path.read_text())
         facts = content["machine"]
@@ -63,9 +69,9 @@ def main() -> None:
         for line in BENCHMARKS[name]():
             verdict = {True: "holds", False: "MISSED", None: ""}[line.holds]
             print(f"  {line.what:62} {line.found:22} {line.target:14} {verdict}", flush=True)
-        text = PAGE.read_text()
+        text = page(name).read_text()
         before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        PAGE.write_text(before + table() + after)
+        page(name).write_text(before + table(page(name)) + after)
 
 
 if __name__ == "__main__":

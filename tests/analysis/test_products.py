@@ -94,6 +94,20 @@ class Reused(nn.Module):
         return outputs
 
 
+class Products(nn.Module):
+    """Matrix products whose first, second or both factors move, and sums of different shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 4))
+        self.shift, self.fixed = nn.Parameter(torch.randn(4)), torch.randn(4, 4, dtype=torch.float64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs @ self.first + self.shift  # (batch, 4), the second factor and a sum
+        scores = (hidden.tanh() @ self.fixed)[:, None] @ self.first.T[None, :, :4]  # the first, then both
+        return torch.bmm(scores, self.second.expand(len(inputs), 4, 4))[:, 0, :3]
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -144,9 +158,19 @@ NETWORKS = {
     "attention": (Attention, tokens),
     "custom": (Custom, lambda: pictures(6)),
     "reused": (Reused, lambda: pictures(6)),
+    "products": (Products, lambda: pictures(6)),
     "tied and frozen": (Tied, lambda: pictures(6)),
 }
-FAST = {"convolutions", "residual", "overlapping pools", "running statistics", "linear", "recurrent", "reused"}
+FAST = {
+    "convolutions",
+    "residual",
+    "overlapping pools",
+    "running statistics",
+    "linear",
+    "recurrent",
+    "reused",
+    "products",
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -295,26 +319,6 @@ def test_dropout_is_off_and_regression_has_no_accuracy() -> None:
     loss = MeanLoss(module, F.mse_loss, (torch.randn(9, 3), torch.randn(9, 2)))
     assert loss.evaluate(loss.params) == loss.evaluate(loss.params)
     assert loss.evaluate(loss.params).keys() == {"loss"}
-
-
-class TwoWays(nn.Module):
-    """A layer with a fast path that cannot be differentiated twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second_derivatives = False
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        assert self.second_derivatives, "the fast path was taken"
-        return inputs * self.weight
-
-
-def test_layers_are_told_that_second_derivatives_are_wanted() -> None:
-    module = nn.Sequential(TwoWays(), nn.Linear(3, 2))
-    loss = MeanLoss(module, F.cross_entropy, (torch.ones(2, 3), torch.tensor([0, 1])))
-    loss.hessian_vector(loss.params, torch.ones(loss.layout.size))
-    assert module[0].second_derivatives is False
 
 
 def test_disjoint_subsets_share_nothing() -> None:

@@ -74,8 +74,8 @@ def test_results_become_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     content = json.loads((tmp_path / "share.json").read_text())
     assert content["machine"]["torch"]
     assert content["others"] == 0.25
-    assert "| speed | 3.00 | at least 2 | yes | 25% |" in command.table()
-    assert "| size | 9 | at most 5 | **no** | 25% |" in command.table()
+    assert "| speed | 3.00 | at least 2 | yes | 25% |" in command.table(command.page("share"))
+    assert "| size | 9 | at most 5 | **no** | 25% |" in command.table(command.page("share"))
 
 
 @pytest.mark.slow

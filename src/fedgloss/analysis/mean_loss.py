@@ -53,8 +53,7 @@ class MeanLoss:
     ``data`` is a pair of tensors, an iterable of such batches (a ``DataLoader``), or ``Samples``; ``transform``
     turns what it holds into the network's input. The network is copied and runs in evaluation mode; the caller's is
     left alone. ``weighting="batches"`` gives a short last batch the weight of a full one, as the paper's released
-    code does: then, and only then, does ``batch_size`` change the figures. A module whose fast path has no second
-    derivative may carry an attribute ``second_derivatives``; it is set to True on the copies.
+    code does: then, and only then, does ``batch_size`` change the figures.
 
     >>> inputs, targets = torch.eye(3), torch.tensor([0, 1, 2])
     >>> loss = MeanLoss(nn.Linear(3, 3), nn.functional.cross_entropy, (inputs, targets))
@@ -300,9 +299,6 @@ class _Copy:
 
     def __init__(self, model: nn.Module, layout: Layout, device: torch.device) -> None:
         self.module = copy.deepcopy(model).to(device).eval()
-        for child in self.module.modules():
-            if hasattr(child, "second_derivatives"):
-                setattr(child, "second_derivatives", True)  # noqa: B010  # mypy knows no such attribute
         named = dict(self.module.named_parameters())
         self.parameters = [named[entry.name] for entry in layout.entries]
 

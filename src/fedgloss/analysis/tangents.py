@@ -267,9 +267,21 @@ def _linear(tangents: Tangents, func: Function, input: Tensor, *rest: Any, **kw:
 
 def _sum(tangents: Tangents, func: Function, one: Any, other: Any) -> Pushed:
     first, second = tangents.get(one), tangents.get(other)
-    if first is None or second is None or first.shape != second.shape:
+    if first is None or second is None:
         return None
     return one + other, first + second
+
+
+def _product(tangents: Tangents, func: Function, one: Any, other: Any) -> Pushed:
+    """Matrix products: the product rule, without the term of a factor that does not move."""
+    first, second = tangents.get(one), tangents.get(other)
+    if first is None:
+        pushed = func(one, second)
+    elif second is None:
+        pushed = func(first, other)
+    else:
+        pushed = func(first, other) + func(one, second)
+    return func(one, other), pushed
 
 
 RULES: dict[Function, Callable[..., Pushed]] = {
@@ -280,4 +292,5 @@ RULES: dict[Function, Callable[..., Pushed]] = {
     **dict.fromkeys((torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, Tensor.permute), _linear),
     **dict.fromkeys((Tensor.contiguous, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool2d), _linear),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__), _sum),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm), _product),
 }
