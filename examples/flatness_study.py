@@ -2,122 +2,143 @@
 
     python examples/flatness_study.py [FOLDER] [ROUNDS]
 
-trains (or goes on with) the runs in FOLDER, measures them, and writes ``table.md`` and the pictures there. Stopped
-at any point, the same command goes on. docs/flatness-study.md holds what came out.
+trains the runs in FOLDER, measures them, and writes ``table.md`` and the pictures there. Stopped at any point, the
+same command goes on. docs/flatness-study.md holds what came out.
 """
 
 from __future__ import annotations
 
+import statistics
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fedgloss.analysis import Interpolation, Surface
-from fedgloss.analysis.figures import (
-    contours_figure,
-    eigenvalues_figure,
-    interpolation_figure,
-    surfaces_figure,
-    write_figure,
-)
-from fedgloss.config import resolve
-from fedgloss.flatness import (
-    Flatness,
-    MeasuredRun,
-    Measures,
-    Terms,
-    measure_flatness,
-    measure_interpolation,
-    measure_landscape,
-)
-from fedgloss.job import build_execution, build_job
+from fedgloss.analysis import Eigenvalue, Eigenvalues, Surface
+from fedgloss.analysis.figures import contours_figure, eigenvalues_figure, surfaces_figure, write_figure
+from fedgloss.flatness import Flatness, MeasuredRun, Measures, Terms, measure_flatness, measure_landscape
 from fedgloss.records import RunFolder, read_json
-from fedgloss.run import execute
 
-METHODS = {
-    "FedAvg": {"algorithm.name": "fedavg"},
-    "FedSAM": {"algorithm.name": "fedsam"},
-    "FedDyn": {"algorithm.name": "feddyn", "algorithm.client": "sgd"},
-    "FedSMOO": {"algorithm.name": "fedsmoo"},
-    "FedGloSS": {"algorithm.name": "fedgloss", "algorithm.client": "sam", "algorithm.rho": 0.05},
+RUNS = {
+    "FedAvg": "fedavg",
+    "FedSAM": "fedsam",
+    "FedDyn": "feddyn-sgd",
+    "FedSMOO": "fedsmoo",
+    "FedGloSS": "fedgloss-sam",
 }
-SETTING = {  # 100 clients of one class with 120 pictures each, ten of them a round
-    "data.validation": 0.8,
-    "training.cohort": 10,
-    "local.batch_size": 60,
-    "local.lr": 0.1,
-    "training.eval_every": 20,
-    "training.window": 5,
-    "run.workers": 1,
-}
-MEASURES = Measures(top=2, bottom=0, subsets=3)
-EIGENVALUES = Terms(samples=300)
-SURFACE = Terms(samples=200)
+SEEDS = (0, 1)
+COMPARISONS = (
+    ("--methods", "fedavg,fedsam,fedsmoo"),
+    ("--methods", "feddyn", "--clients", "sgd"),
+    ("--methods", "fedgloss", "--clients", "sam", "--set", "algorithm.rho=0.05"),
+)
+SETTING = (  # 100 clients of one class with 120 pictures each, ten of them a round, two steps each
+    "data.validation=0.8",
+    "training.cohort=10",
+    "local.batch_size=60",
+    "training.eval_every=50",
+    "training.window=10",
+)
+MEASURES = Measures(top=2, bottom=0)
+LAST, MEAN = Terms(samples=1000), Terms(samples=1000, model="average100")
+CEILING = 6.0
 
 
-def train(folder: Path, rounds: int) -> dict[str, float]:
-    """Each method's accuracy on the test set, the mean over the last rounds."""
-    found = {}
-    for name, options in METHODS.items():
-        run = RunFolder(folder / name.lower())
-        summary = read_json(run.summary) if run.summary.exists() else {}
-        if summary.get("status") != "finished" or summary["rounds"] < rounds:
-            config = resolve("fashion-mnist-cnn", {**options, **SETTING, "training.rounds": rounds}).config
-            print(f"training {name}", flush=True)
-            summary = execute(build_job(config), run, build_execution(config))
-        if summary["status"] == "finished":
-            found[name] = summary["reported"]["accuracy"]
-    return found
+def train(folder: Path, rounds: int) -> None:
+    settings = [argument for setting in SETTING for argument in ("--set", setting)]
+    for comparison in COMPARISONS:
+        command = ["compare", "fashion-mnist-cnn", *comparison, "--seeds", ",".join(map(str, SEEDS))]
+        options = ["--rounds", str(rounds), *settings, "--out", str(folder)]
+        ended = subprocess.run([sys.executable, "-m", "fedgloss", *command, *options], check=False).returncode
+        if ended:
+            sys.exit(ended)
 
 
-def measure(folder: Path, names: list[str]) -> tuple[dict[str, Flatness], dict[str, Surface], Interpolation]:
-    runs = {name: MeasuredRun(folder / name.lower()) for name in names}
-    flat, surfaces = {}, {}
-    for name, run in runs.items():
-        print(f"measuring {name}", flush=True)
-        flat[name] = measure_flatness(run, EIGENVALUES, MEASURES)
-        surfaces[name] = measure_landscape(run, SURFACE, grid=9)
-    line = measure_interpolation(runs["FedSAM"], runs["FedGloSS"], [Terms(on="test", samples=300)], points=13)
-    return flat, surfaces, line["test"]
+def accuracy(run: Path) -> float:
+    """On the test set, the mean of the last rounds."""
+    return float(read_json(RunFolder(run).summary)["reported"]["accuracy"])
 
 
-def draw(folder: Path, flat: Mapping[str, Flatness], surfaces: Mapping[str, Surface], line: Interpolation) -> None:
-    values = {name: one.eigenvalues for name, one in flat.items() if one.eigenvalues is not None}
-    write_figure(eigenvalues_figure(values), folder / "eigenvalues")
-    write_figure(contours_figure(surfaces, ceiling=6), folder / "contours")
-    for other in ("FedAvg", "FedSAM", "FedSMOO"):
-        if other in surfaces:
-            pair = (other, surfaces[other]), ("FedGloSS", surfaces["FedGloSS"])
-            write_figure(surfaces_figure(*pair, ceiling=6), folder / f"surfaces-{other.lower()}")
-    write_figure(interpolation_figure({"test": line}, first="FedSAM", second="FedGloSS"), folder / "line")
+def eigenvalues_of(one: Flatness) -> Eigenvalues:
+    assert one.eigenvalues is not None
+    return one.eigenvalues
 
 
-def table(accuracy: Mapping[str, float], flat: Mapping[str, Flatness]) -> str:
-    lines = [
-        "| method | test accuracy | loss on train | lambda_1 | lambda_2 "
-        "| cosine of the last server step with the first eigenvector | of five repeated ascents |",
-        "|---|---|---|---|---|---|---|",
+def over_seeds(found: Sequence[Flatness]) -> Eigenvalues:
+    """Mean and standard deviation over all subsets of all seeds."""
+    first, *others = (eigenvalues_of(one) for one in found)
+
+    def pooled(*ranks: Eigenvalue) -> Eigenvalue:
+        values = tuple(value for rank in ranks for value in rank.by_subset)
+        return replace(ranks[0], value=statistics.mean(values), spread=statistics.stdev(values), by_subset=values)
+
+    return replace(first, top=tuple(map(pooled, first.top, *(other.top for other in others))))
+
+
+def cell(one: Flatness, rank: int = 0) -> str:
+    found = eigenvalues_of(one).top[rank]
+    return f"{found.value:.3g} ± {found.spread or 0:.2g}"
+
+
+def table(
+    accuracies: Mapping[str, Sequence[float]],
+    last: Mapping[str, Sequence[Flatness]],
+    mean: Mapping[str, Sequence[Flatness]],
+) -> str:
+    """A column a seed, as it is; nothing is left out."""
+    groups = (
+        "test accuracy",
+        "loss on train",
+        "lambda_1, last model",
+        "lambda_1, mean model",
+        "lambda_2, last model",
+    )
+    header = " | ".join(f"{group}, seed {seed}" for group in groups for seed in SEEDS)
+    lines = [f"| method | {header} |", "|---" * (1 + len(groups) * len(SEEDS)) + "|"]
+    for name in RUNS:
+        cells = [f"{value:.1%}" for value in accuracies[name]]
+        cells += [f"{one.means['loss']:.3f}" for one in last[name]]
+        cells += [cell(one) for one in (*last[name], *mean[name])]
+        cells += [cell(one, 1) for one in last[name]]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| method | cosine of the last server step with the first eigenvector | of five repeated ascents |",
+        "|---|---|---|",
     ]
-    for name, one in flat.items():
-        assert one.eigenvalues is not None
-        assert one.alignment is not None
-        first, second = one.eigenvalues.top
+    for name in RUNS:
+        found = last[name][0].alignment
+        assert found is not None
         lines.append(
-            f"| {name} | {accuracy[name]:.1%} | {one.means['loss']:.3f} "
-            f"| {first.value:.3g} ± {first.spread or 0:.2g} | {second.value:.3g} ± {second.spread or 0:.2g} "
-            f"| {one.alignment.cosines[0]:.2f} | {' '.join(f'{cosine:.2f}' for cosine in one.alignment.ascents)} |"
+            f"| {name} | {found.cosines[0]:.2f} | {' '.join(f'{cosine:.2f}' for cosine in found.ascents)} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def main(folder: Path = Path("runs/flatness-study"), rounds: int = 100) -> dict[str, float]:
-    accuracy = train(folder, rounds)
-    flat, surfaces, line = measure(folder, list(accuracy))
-    draw(folder, flat, surfaces, line)
-    text = table(accuracy, flat)
+def draw(folder: Path, last: Mapping[str, Sequence[Flatness]], surfaces: Mapping[str, Surface]) -> None:
+    write_figure(eigenvalues_figure({n: over_seeds(found) for n, found in last.items()}), folder / "eigenvalues")
+    write_figure(contours_figure(surfaces, ceiling=CEILING), folder / "contours")
+    for other in ("FedAvg", "FedSAM", "FedSMOO"):
+        pair = (other, surfaces[other]), ("FedGloSS", surfaces["FedGloSS"])
+        write_figure(surfaces_figure(*pair, ceiling=CEILING), folder / f"surfaces-{other.lower()}")
+
+
+def main(folder: Path = Path("runs/flatness-study"), rounds: int = 250) -> dict[str, Eigenvalues]:
+    train(folder, rounds)
+    paths = {name: [folder / f"{run}-seed{seed}" for seed in SEEDS] for name, run in RUNS.items()}
+    last, mean, surfaces = {}, {}, {}
+    for name, runs in paths.items():
+        print(f"measuring {name}", flush=True)
+        opened = [MeasuredRun(run) for run in runs]
+        last[name] = [measure_flatness(run, LAST, MEASURES) for run in opened]
+        mean[name] = [measure_flatness(run, MEAN, MEASURES) for run in opened]
+        surfaces[name] = measure_landscape(opened[0], LAST, grid=21)
+    draw(folder, last, surfaces)
+    text = table({name: [accuracy(run) for run in runs] for name, runs in paths.items()}, last, mean)
     (folder / "table.md").write_text(text)
     print(text)
-    return {name: one.eigenvalues.largest.value for name, one in flat.items() if one.eigenvalues is not None}
+    return {name: over_seeds(found) for name, found in last.items()}
 
 
 if __name__ == "__main__":

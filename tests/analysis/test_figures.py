@@ -59,6 +59,7 @@ PICTURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["FedAvg", "FedSAM", "FedGloSS", "direction 1", "loss"],
     ),
     "one contour map": (lambda: contours_figure({"FedAvg": bowl(2)}), ["FedAvg", "direction 2"]),
+    "a surface without slope": (lambda: surfaces_figure(("flat", bowl(0)), ("net", bowl(0))), ["flat", "net"]),
     "interpolation": (
         lambda: interpolation_figure({"train": LINE, "test": LINE}, first="Naive", second="FedGloSS"),
         ["Naive", "FedGloSS", "train (barrier 0.4)", "position on the line"],
@@ -112,6 +113,8 @@ def test_there_must_be_something_to_draw() -> None:
         (lambda: surfaces_figure(("x", nothing)), "surface: holds no finite value"),
         (lambda: contours_figure({}), "surfaces: there is none to draw"),
         (lambda: contours_figure({"x": bowl(1)}, quantity="accuracy"), "quantity: the surface has no 'accuracy'"),
+        (lambda: surfaces_figure(("x", bowl(1)), ceiling=-1), "ceiling: -1 cuts everything off"),
+        (lambda: contours_figure({"x": bowl(1)}, ceiling=math.nan), "ceiling: must be a number, got nan"),
         (lambda: interpolation_figure({}), "curves: there is none"),
         (lambda: eigenvalues_figure({}), "found: there are no eigenvalues"),
         (lambda: local_global_figure([]), "found: there are no clients"),

@@ -437,6 +437,7 @@ def test_bad_input_is_one_clear_line(runs: Path, no_test_set: Path, capsys: pyte
         (["flatness", "fedavg", "--sharpness", "--rho", "0"], "rho: must be positive, got 0"),
         (["flatness", "fedavg", "--sharpness", "--sigma", "nan"], "sigma: must be positive, got nan"),
         (["landscape", "fedavg", "--range", "1", "-1"], "--range: must rise"),
+        (["landscape", "fedavg", "--ceiling", "nan"], "--ceiling: must be positive, got nan"),
         (["landscape", "fedavg", "--grid", "1"], "--grid"),
         (["interpolate", "fedavg"], "Missing argument"),
         (["interpolate", "fedavg", "fedavg"], "the same run"),

@@ -100,7 +100,7 @@ def surfaces_figure(
 
     drawn = [solid] if net is None else [solid, net]
     heights = [_clipped(surface, ceiling) for _, surface in drawn]
-    low, high = min(float(np.nanmin(h)) for h in heights), max(float(np.nanmax(h)) for h in heights)
+    low, high = _range(heights, ceiling)
     figure = _figure(COLUMN, 2.9, constrained=False)
     axes: Any = figure.add_axes((0.0, 0.02, 0.93, 0.9), projection="3d")
 
@@ -109,7 +109,7 @@ def surfaces_figure(
     for index, ((_, surface), height) in enumerate(zip(drawn, heights, strict=True)):
         for cell in _cells(surface, height):
             cells.append(cell)
-            shade = (float(np.mean(cell[:, 2])) - low) / max(high - low, 1e-12)
+            shade = (float(np.mean(cell[:, 2])) - low) / (high - low)
             faces.append(colours(shade) if index == 0 else (1.0, 1.0, 1.0, 0.0))
             edges.append((0.0, 0.0, 0.0, 0.15) if index == 0 else _rgba(COLOURS[1]))
     axes.add_collection3d(Poly3DCollection(cells, facecolors=faces, edgecolors=edges, linewidths=0.45))
@@ -146,9 +146,7 @@ def contours_figure(
 
     require(len(surfaces) > 0, "surfaces", "there is none to draw")
     heights = {name: _clipped(surface, ceiling, quantity) for name, surface in surfaces.items()}
-    low = min(float(np.nanmin(height)) for height in heights.values())
-    high = max(float(np.nanmax(height)) for height in heights.values())
-    levels = MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]).tick_values(low, max(high, low + 1e-9))
+    levels = MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]).tick_values(*_range(list(heights.values()), ceiling))
     columns = min(2, len(surfaces))
     rows = -(-len(surfaces) // columns)
     figure = _figure(COLUMN, 3.4 if columns == 1 else 0.7 + 1.6 * rows)
@@ -330,7 +328,15 @@ def _clipped(surface: Surface, ceiling: float | None, quantity: str = "loss") ->
     grid = np.array(surface.grids[quantity], dtype=np.float64)
     grid[~np.isfinite(grid)] = np.nan
     require(not bool(np.isnan(grid).all()), "surface", "holds no finite value")
+    require(ceiling is None or not np.isnan(ceiling), "ceiling", "must be a number, got nan")
     return grid if ceiling is None else np.minimum(grid, ceiling)
+
+
+def _range(heights: Sequence[Grid], ceiling: float | None) -> tuple[float, float]:
+    """From the lowest value to the highest, never nothing between them."""
+    low, high = min(float(np.nanmin(h)) for h in heights), max(float(np.nanmax(h)) for h in heights)
+    require(ceiling is None or low < ceiling, "ceiling", f"{ceiling} cuts everything off")
+    return low, max(high, low + 1e-6 * max(1.0, abs(low)))
 
 
 def _cells(surface: Surface, height: Grid) -> list[Grid]:

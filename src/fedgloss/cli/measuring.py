@@ -185,6 +185,7 @@ def landscape(
     along = _one_of(directions, Directions, "--directions")
     require(clients is None or local, "--clients", "goes with --local")
     require(span[0] < span[1], "--range", f"must rise, got {span[0]:g} to {span[1]:g}")
+    require(ceiling is None or ceiling > 0, "--ceiling", f"must be positive, got {ceiling}")
     console = Console(stderr=json, quiet=quiet)
     found: dict[str, Surface] = {}
     with _opened(paths, workers) as runs, Showing(console) as showing:
