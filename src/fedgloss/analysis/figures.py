@@ -128,7 +128,8 @@ def surfaces_figure(
     for pane in (axes.xaxis, axes.yaxis, axes.zaxis):
         pane.set_pane_color((1.0, 1.0, 1.0, 0.0))
         pane._axinfo["grid"].update(color="0.88", linewidth=0.4)
-    legend: list[Any] = [Patch(color=colours(0.35), label=solid[0] if net is None else f"{solid[0]} (solid)")]
+    typical = colours((float(np.nanmedian(heights[0])) - low) / (high - low))
+    legend: list[Any] = [Patch(color=typical, label=solid[0] if net is None else f"{solid[0]} (solid)")]
     if net is not None:
         legend.append(Line2D([], [], color=COLOURS[1], linewidth=1.0, label=f"{net[0]} (net)"))
     figure.legend(handles=legend, loc="upper left", ncols=2, bbox_to_anchor=(0.0, 0.94 if title else 1.0))
@@ -159,8 +160,11 @@ def contours_figure(
         axes.contour(surface.x, surface.y, heights[name], levels[::2], colors="white", linewidths=0.4)
         axes.plot(0, 0, marker="+", color="white", markersize=7, markeredgewidth=1.4)
         axes.set(title=name, aspect="equal")
-    for axes in panels[-1]:
+    for axes in panels.flat[: len(surfaces)][
+        -columns:
+    ]:  # the lowest of each column, where the last row is short too
         axes.set_xlabel("direction 1")
+        axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
         axes.set_ylabel("direction 2")
     assert filled is not None
