@@ -141,7 +141,10 @@ def resolve(
     options: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
 ) -> Resolved:
-    """The configuration of a preset or file, with ``options`` (key -> value) and ``key=value`` settings over it."""
+    """The configuration of a preset or file, with ``options`` and ``key=value`` settings over it.
+
+    An option is a key and its value, or None where it was not given.
+    """
     given = [parse_setting(text) for text in settings]
     preset, file = _source(source)
     layers: list[tuple[str, dict[str, Any]]] = []
@@ -149,7 +152,7 @@ def resolve(
         layers.append((f"preset {preset}", _preset(preset)))
     if file is not None:
         layers.append((str(file), _read_toml(file)))
-    layers.append(("option", _nested(options or {})))
+    layers.append(("option", _nested({k: v for k, v in (options or {}).items() if v is not None})))
     layers.append(("--set", _nested(dict(given))))
     chosen = _chosen_for_the_method(layers)
     at = 1 if preset is not None else 0

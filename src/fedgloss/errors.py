@@ -7,6 +7,10 @@ class InvalidInput(ValueError):
     """A user's mistake. The message is one line that names what is wrong and how to mend it."""
 
 
+class Busy(InvalidInput):
+    """Another process is writing to this run."""
+
+
 class Diverged(RuntimeError):
     """Training left the finite numbers; names the round and, where known, the client and tensor."""
 

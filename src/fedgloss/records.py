@@ -20,7 +20,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from .errors import InvalidInput
+from .errors import Busy, InvalidInput
 from .files import write_atomically
 from .training import Evaluation, Round
 
@@ -68,7 +68,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InvalidInput(f"{self.path}: another process is writing to this run") from None
+                raise Busy(f"{self.path}: another process is writing to this run") from None
             yield
 
     @property
@@ -77,7 +77,7 @@ class RunFolder:
         try:
             with self.locked():
                 return False
-        except InvalidInput:
+        except Busy:
             return True
         except OSError:
             return False

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import Config, parse_value
-from .errors import InvalidInput, require
+from .errors import Busy, InvalidInput, require
+from .files import disk_errors
+
+if TYPE_CHECKING:
+    import optuna
 
 Space = Mapping[str, Sequence[Any]]
 """Configuration key -> the values to try."""
@@ -30,19 +38,25 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     space: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
-        found = [parse_value(v.strip()) for v in values.split(",") if v.strip()]
-        if not equals or not key.strip() or not found:
+        key, found = key.strip(), [parse_value(v.strip()) for v in values.split(",") if v.strip()]
+        if not equals or not key or not found:
             raise InvalidInput(
                 f"--grid {text}: write it as key=value1,value2, for example --grid local.lr=0.01,0.1"
             )
-        space[key.strip()] = found
+        require(key not in space, f"--grid {text}", f"{key} has its values already; list them all at once")
+        space[key] = found
     return space
 
 
-def folder_of(out: Path, settings: Mapping[str, Any]) -> Path:
-    """The same point always has the same folder, so a sweep that is started again finds its finished runs."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
-    return out / "trials" / digest
+def size_of(space: Space) -> int:
+    """How many points a space has."""
+    return prod(len(values) for values in space.values())
+
+
+def identity(config: Config) -> str:
+    """Equal for configurations that ask for the same numbers, over the same rounds."""
+    content = config.model_dump(mode="json", exclude={"run"})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def search(
@@ -57,51 +71,93 @@ def search(
     """Try the space, all of it or as many ``trials`` as asked for, and return every trial, best first.
 
     The whole grid is walked point by point; fewer trials than points are chosen by TPE. Trials are kept in SQLite
-    under ``out``: several processes may work on one sweep, and a sweep that was stopped goes on.
+    under ``out``, apart for each configuration they vary: several processes may work on one sweep (a point that
+    another one is at is passed over), and a sweep that was stopped goes on.
     """
     try:
         import optuna
     except ImportError:
         raise InvalidInput("sweep: pip install 'fedgloss[sweep]'") from None
-    require(bool(space), "--grid", "names nothing to try")
-    points = 1
-    for values in space.values():
-        points *= len(values)
-    whole = trials is None or trials >= points
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    out.mkdir(parents=True, exist_ok=True)
-    described = json.dumps({key: list(values) for key, values in space.items()}, sort_keys=True)
     choices = {key: [json.dumps(value) for value in values] for key, values in space.items()}
-    sampler = optuna.samplers.GridSampler(choices, seed=0) if whole else optuna.samplers.TPESampler(seed=0)
-    study = optuna.create_study(
-        study_name=hashlib.sha256(described.encode()).hexdigest()[:12],
-        storage=f"sqlite:///{out / 'sweep.db'}",
-        sampler=sampler,
-        direction="maximize",
-        load_if_exists=True,
-    )
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        key: optuna.distributions.CategoricalDistribution(texts) for key, texts in choices.items()
+    }
+    study = _open_study(out, f"{identity(make({}))} {json.dumps(choices, sort_keys=True)}")
 
-    def objective(trial: Any) -> float:
-        settings = {k: json.loads(trial.suggest_categorical(k, c)) for k, c in choices.items()}
-        folder = folder_of(out, settings)
-        trial.set_user_attr("settings", settings)
-        trial.set_user_attr("folder", str(folder))
+    def attempt(parameters: Mapping[str, str]) -> tuple[float, dict[str, Any]]:
+        settings, folder = point(parameters)
         summary = run(make(settings), folder)
-        if summary["status"] == "interrupted":
-            study.stop()
-            raise optuna.TrialPruned
-        if summary["status"] == "diverged":
-            return 0.0
-        return float(summary["reported"][metric])
+        diverged = summary["status"] == "diverged"
+        facts = {"settings": settings, "folder": str(folder), "diverged": diverged}
+        return 0.0 if diverged else float(summary["reported"][metric]), facts
 
-    finished = optuna.trial.TrialState.COMPLETE
-    done = sum(trial.state is finished for trial in study.get_trials(deepcopy=False))
-    wanted = points if whole else (trials or points)
-    if done < wanted:
-        study.optimize(objective, n_trials=wanted - done, catch=(InvalidInput,))
-    found: dict[str, Trial] = {}
-    for trial in study.get_trials(deepcopy=False, states=(finished,)):
-        folder = str(trial.user_attrs["folder"])
-        value = trial.value if trial.value else None
-        found[folder] = Trial(trial.user_attrs["settings"], value, Path(folder))
-    return sorted(found.values(), key=lambda t: -1.0 if t.value is None else t.value, reverse=True)
+    def point(parameters: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
+        settings = {key: json.loads(text) for key, text in parameters.items()}
+        return settings, out / "trials" / identity(make(settings))
+
+    if trials is None or trials >= size_of(space):
+        for values in product(*choices.values()):
+            parameters = dict(zip(choices, values, strict=True))
+            if point(parameters)[1] in _tried(study):
+                continue
+            with suppress(Busy):
+                value, facts = attempt(parameters)
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        params=parameters, distributions=distributions, value=value, user_attrs=facts
+                    )
+                )
+    else:
+        for _ in range(trials - len(_complete(study))):
+            trial = study.ask(distributions)
+            try:
+                value, facts = attempt(trial.params)
+            except BaseException as error:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                if isinstance(error, Busy):
+                    continue
+                raise
+            for name, fact in facts.items():
+                trial.set_user_attr(name, fact)
+            study.tell(trial, value)
+    return sorted(_tried(study).values(), key=lambda t: -1.0 if t.value is None else t.value, reverse=True)
+
+
+def _open_study(out: Path, described: str) -> optuna.Study:
+    """The trials of this sweep so far; another configuration or other values are another study in the same file."""
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    file = out / "sweep.db"
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that begin at once would both make the tables
+        try:
+            study = optuna.create_study(
+                study_name=hashlib.sha256(described.encode()).hexdigest()[:12],
+                storage=f"sqlite:///{file}",
+                direction="maximize",
+                load_if_exists=True,
+            )
+            begun = len(study.get_trials(deepcopy=False))
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise InvalidInput(f"{file}: cannot be used ({reason})") from error
+    study.sampler = optuna.samplers.TPESampler(seed=begun, constant_liar=True)  # who joins begins elsewhere
+    return study
+
+
+def _complete(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
+
+
+def _tried(study: optuna.Study) -> dict[Path, Trial]:
+    found = {}
+    for trial in _complete(study):
+        facts = trial.user_attrs
+        folder = Path(facts["folder"])
+        found[folder] = Trial(facts["settings"], None if facts["diverged"] else trial.value, folder)
+    return found

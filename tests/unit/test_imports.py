@@ -71,7 +71,7 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
     },
     "transports.flower": {"compute", "errors", "federation", "records"},  # an app around the whole
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},
-    "sweep": {"config", "errors"},
+    "sweep": {"config", "errors", "files"},
     "analysis": {"compute", "data", "errors", "files", "randomness", "tasks", "vectors"},
     "flatness": {
         "algorithm", "analysis", "checkpoint", "config", "data", "errors", "export", "files", "job", "messages",

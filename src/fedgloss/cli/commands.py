@@ -81,15 +81,14 @@ def main() -> None:
     except Exception as error:
         if not isinstance(error, USAGE_ERROR):
             raise
-        print(_usage(error), file=sys.stderr)
+        if error.format_message():  # none where there was no command at all: the help stands there already
+            print(_usage(error), file=sys.stderr)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _usage(error: Any) -> str:
-    """A mistake in the words of the command line, in one line; the help where there was no command at all."""
+    """A mistake in the words of the command line, in one line."""
     message = str(error.format_message())
-    if "Usage:" in message:
-        return message
     command = error.ctx.command_path if error.ctx is not None else "fedgloss"
     return f"error: {' '.join(message.split())} (see {command} --help)"

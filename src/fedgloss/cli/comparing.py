@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,22 +23,10 @@ from ..config import Config, Resolved
 from ..errors import InvalidInput
 from ..forkserver import interrupts_held
 from ..records import RunFolder
-from ..run import Execution, Job
+from ..run import Execution, Interruption, Job
 from ..training import Step
-from .options import (
-    Address,
-    Alpha,
-    Fidelity,
-    Json,
-    Quiet,
-    Rounds,
-    Settings,
-    Source,
-    Split,
-    Transport,
-    configured,
-)
-from .progress import bar, figures_of
+from .options import KEYS, Asked, Jobs, Json, Quiet, RunsFolder, Source, configurable
+from .progress import ShowProgress, bar, figures_of
 from .tables import comparison, division
 
 
@@ -112,30 +99,29 @@ class Child:
         self.events: Any = None
         self.busy = threading.Lock()
 
-    def begin(self, events: Any, stop: Any) -> None:
+    def begin(self, events: Any, stop: Any, abandon: Any) -> None:
         self.events = events
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # until a run listens for them
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-        threading.Thread(target=self._watch, args=(stop,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(stop, abandon), daemon=True).start()
 
-    def _watch(self, stop: Any) -> None:
+    def _watch(self, stop: Any, abandon: Any) -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
         while not stop.wait(0.5) and parent.is_alive():
             pass
         while True:
             os.kill(os.getpid(), signal.SIGTERM)  # the run, if there is one, ends with its round and saves
-            if not parent.is_alive() and self.busy.acquire(blocking=False):
+            if abandon.wait(0.5) or (not parent.is_alive() and self.busy.acquire(blocking=False)):
                 os._exit(1)
-            time.sleep(0.5)
 
 
 _child = Child()
 
 
-def begin_child(events: Any, stop: Any) -> None:
-    _child.begin(events, stop)
+def begin_child(events: Any, stop: Any, abandon: Any) -> None:
+    _child.begin(events, stop, abandon)
 
 
 def run_cell(cell: Cell, execution: Execution, number: int) -> dict[str, Any]:
@@ -156,23 +142,42 @@ def execution_of(cell: Cell, workers: int) -> Execution:
     return replace(execution, workers=workers) if here else execution
 
 
+def run_one_by_one(cells: Sequence[Cell], workers: int, console: Console) -> list[dict[str, Any]]:
+    """All cells up to one that is interrupted, in this process."""
+    from ..job import build_job
+    from ..run import execute
+
+    summaries: list[dict[str, Any]] = []
+    for cell in cells:
+        shown = [ShowProgress(console, cell.name)]
+        summary = execute(build_job(cell.config), RunFolder(cell.folder), execution_of(cell, workers), shown)
+        summaries.append(summary)
+        if summary["status"] == "interrupted":
+            break
+    return summaries
+
+
 def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) -> list[dict[str, Any]]:
-    """All cells, ``jobs`` at a time; Ctrl-C and SIGTERM let each finish its round and save."""
+    """All cells, ``jobs`` at a time. Ctrl-C and SIGTERM let each finish its round and save; a second Ctrl-C does
+    not wait for that."""
+    if jobs == 1:
+        return run_one_by_one(cells, workers, console)
     context = multiprocessing.get_context("spawn")
-    events, stop, asked = context.Queue(), context.Event(), threading.Event()
-    before = {n: signal.signal(n, lambda *_: asked.set()) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with (
-            ProcessPoolExecutor(jobs, context, begin_child, (events, stop)) as pool,
-            show_many(console, cells) as show,
-        ):
+    events, stop, abandon = context.Queue(), context.Event(), context.Event()
+    interruption = Interruption()
+    with (
+        interruption.handled(),
+        ProcessPoolExecutor(jobs, context, begin_child, (events, stop, abandon)) as pool,
+        show_many(console, cells) as show,
+    ):
+        try:
             with interrupts_held():
                 futures: list[Future[dict[str, Any]]] = [
                     pool.submit(run_cell, cell, execution_of(cell, workers), number)
                     for number, cell in enumerate(cells)
                 ]
             while not all(future.done() for future in futures):
-                if asked.is_set():
+                if interruption.asked:
                     stop.set()
                     for future in futures:
                         future.cancel()
@@ -181,9 +186,9 @@ def run_cells(cells: Sequence[Cell], jobs: int, workers: int, console: Console) 
             with suppress(queue.Empty):
                 while True:
                     show(*events.get(timeout=0.1))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        except KeyboardInterrupt:
+            abandon.set()
+            raise
     return [future.result() for future in futures if not future.cancelled()]
 
 
@@ -206,26 +211,18 @@ def show_many(console: Console, cells: Sequence[Cell]) -> Iterator[Callable[[int
     yield line
 
 
+@configurable(*(name for name in KEYS if name not in ("method", "client", "seed", "workers")))
 def compare(
     source: Source,
+    *,
     methods: Annotated[str, typer.Option("--methods", help="Methods, with commas between them.")],
     clients: Annotated[
         str | None, typer.Option("--clients", help="sgd,sam: for methods that take a client.")
     ] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")] = "0",
-    alpha: Alpha = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    fidelity: Fidelity = None,
-    settings: Settings = None,
-    transport: Transport = None,
-    address: Address = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the runs; default runs/<name>.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; default: one a core.")
-    ] = None,
+    asked: Asked,
+    out: RunsFolder = None,
+    jobs: Jobs = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -233,19 +230,7 @@ def compare(
     from ..transports import usable_workers
 
     def make(method: str, client: str | None, seed: int) -> Resolved:
-        return configured(
-            source,
-            settings,
-            algorithm__name=method,
-            algorithm__client=client,
-            data__alpha=alpha,
-            data__split=split,
-            training__rounds=rounds,
-            training__seed=seed,
-            fidelity=fidelity,
-            run__transport=transport,
-            run__address=address,
-        )
+        return asked.of(source, {"algorithm.name": method, "algorithm.client": client, "training.seed": seed})
 
     numbers = listed(seeds, "--seeds")
     if not all(n.isdigit() for n in numbers):

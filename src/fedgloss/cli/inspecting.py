@@ -17,7 +17,7 @@ from ..algorithms import METHODS
 from ..config import presets
 from ..errors import InvalidInput
 from ..records import RunFolder, read_json
-from .options import Alpha, Client, Fidelity, Json, Method, Rounds, Seed, Settings, Source, Split, configured
+from .options import Asked, Json, Source, configurable
 from .tables import CROSS, size
 
 EXTRAS = {
@@ -52,30 +52,10 @@ def list_all() -> None:
         console.print()
 
 
-def show(
-    source: Source,
-    method: Method = None,
-    client: Client = None,
-    alpha: Alpha = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    fidelity: Fidelity = None,
-    settings: Settings = None,
-    json: Json = False,
-) -> None:
+@configurable()
+def show(source: Source, asked: Asked, json: Json = False) -> None:
     """The resolved configuration, and where each value comes from."""
-    resolved = configured(
-        source,
-        settings,
-        algorithm__name=method,
-        algorithm__client=client,
-        data__alpha=alpha,
-        data__split=split,
-        training__rounds=rounds,
-        training__seed=seed,
-        fidelity=fidelity,
-    )
+    resolved = asked.of(source)
     if json:
         print(json_module.dumps(resolved.config.model_dump(mode="json"), indent=2))
         return

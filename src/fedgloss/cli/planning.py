@@ -10,22 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import InvalidInput
-from .options import (
-    Alpha,
-    Client,
-    ClientMemory,
-    Fidelity,
-    Json,
-    Method,
-    Rounds,
-    Seed,
-    Settings,
-    Source,
-    Split,
-    Workers,
-    configured,
-    number_or_text,
-)
+from .options import Asked, Json, Source, configurable
 from .tables import size
 
 
@@ -38,38 +23,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def plan(
-    source: Source,
-    method: Method = None,
-    client: Client = None,
-    alpha: Alpha = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    fidelity: Fidelity = None,
-    settings: Settings = None,
-    workers: Workers = None,
-    client_memory: ClientMemory = None,
-    json: Json = False,
-) -> None:
+@configurable()
+def plan(source: Source, asked: Asked, json: Json = False) -> None:
     """What a run would take: time (measured on a few real steps), RAM, disk, bytes, and what is missing."""
     from ..job import build_execution, build_job, build_local
     from ..plan import forecast
     from ..transports import usable_workers
 
-    resolved = configured(
-        source,
-        settings,
-        algorithm__name=method,
-        algorithm__client=client,
-        data__alpha=alpha,
-        data__split=split,
-        training__rounds=rounds,
-        training__seed=seed,
-        fidelity=fidelity,
-        run__workers=number_or_text(workers),
-        run__client_memory=client_memory,
-    )
+    resolved = asked.of(source)
     console = Console(highlight=False)
     execution = build_execution(resolved.config)
     try:

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..algorithms import METHODS
-from ..config import Config, to_toml
+from ..config import Config, resolve, to_toml
 from ..errors import InvalidInput, require
 from .comparing import Cell as Started
 from .comparing import listed, run_cells
-from .options import Fidelity, Json, Quiet, Settings, configured
+from .options import Fidelity, Jobs, Json, Quiet, Settings
 from .planning import duration
 from .tables import size
 
@@ -57,30 +57,30 @@ class Terms:
 
         needed = setting.rounds if needed is None else needed
         options: dict[str, Any] = {
-            "algorithm__name": setting.method,
-            "algorithm__client": setting.client if METHODS[setting.method].takes_client else None,
-            "data__alpha": setting.alpha,
-            "training__rounds": self.planned(setting, needed),
-            "training__seed": seed,
-            "training__true_delta_eps": true_delta_eps or None,
+            "algorithm.name": setting.method,
+            "algorithm.client": setting.client if METHODS[setting.method].takes_client else None,
+            "data.alpha": setting.alpha,
+            "training.rounds": self.planned(setting, needed),
+            "training.seed": seed,
+            "training.true_delta_eps": true_delta_eps or None,
             "fidelity": self.fidelity,
         }
         for name, value in setting.changes:
-            options[f"{'local' if name in LOCAL_TRAINING else 'algorithm'}__{name}"] = value
+            options[f"{'local' if name in LOCAL_TRAINING else 'algorithm'}.{name}"] = value
         if self.scale is not None:
             options |= self._shrunk(setting)
-        return configured(setting.preset, list(self.settings), **options).config
+        return resolve(setting.preset, options, self.settings).config
 
     def _shrunk(self, setting: Setting) -> dict[str, Any]:
         """The window, the evaluations and T_s shrink with the rounds."""
         assert self.scale is not None
-        usual = configured(setting.preset).config.training
+        usual = resolve(setting.preset).config.training
         warm_up = setting.options.get("warm_up", 0)
         found: dict[str, Any] = {
-            "training__window": max(1, round(min(WINDOW, setting.rounds // 10) * self.scale)),
-            "training__eval_every": max(1, round(usual.eval_every * self.scale)),
+            "training.window": max(1, round(min(WINDOW, setting.rounds // 10) * self.scale)),
+            "training.eval_every": max(1, round(usual.eval_every * self.scale)),
         }
-        return found | ({"algorithm__warm_up": round(float(warm_up) * self.scale)} if warm_up else {})
+        return found | ({"algorithm.warm_up": round(float(warm_up) * self.scale)} if warm_up else {})
 
     def content(self, setting: Setting, true_delta_eps: bool) -> dict[str, Any]:
         """The configuration as a run's folder would hold it, but for the seed."""
@@ -110,9 +110,7 @@ def reproduce(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Also write results as a page of Markdown.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; default: one a core.")
-    ] = None,
+    jobs: Jobs = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -457,8 +455,8 @@ class Rates:
         """A forecast, or what is missing for it."""
         if preset not in self._found:
             try:
-                options = {"algorithm__name": "fedavg", "fidelity": self._terms.fidelity}
-                self._found[preset] = forecast_of(configured(preset, list(self._terms.settings), **options).config)
+                options = {"algorithm.name": "fedavg", "fidelity": self._terms.fidelity}
+                self._found[preset] = forecast_of(resolve(preset, options, self._terms.settings).config)
             except InvalidInput as error:
                 self._found[preset] = str(error)
         return self._found[preset]

@@ -9,32 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..config import Config, Resolved, resolve
+from ..config import Config, Resolved
 from ..errors import InvalidInput
 from ..records import RunFolder
-from .options import (
-    Address,
-    AllowMissing,
-    Alpha,
-    Client,
-    ClientMemory,
-    Fidelity,
-    Json,
-    KeepEvery,
-    Method,
-    OnFailure,
-    Quiet,
-    Rounds,
-    RunPath,
-    Seed,
-    Settings,
-    Source,
-    Split,
-    Transport,
-    Workers,
-    configured,
-    number_or_text,
-)
+from .options import Asked, Json, Quiet, RunPath, Source, configurable
 
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="tensorboard, wandb or your own package:function.")
@@ -57,9 +35,7 @@ def default_folder(config: Config, source: str) -> Path:
     return Path("runs") / "-".join([*parts, f"seed{config.training.seed}"])
 
 
-def carry_out(
-    resolved: Resolved, folder: Path, *, quiet: bool, as_json: bool, track: list[str] | None
-) -> dict[str, Any]:
+def carry_out(resolved: Resolved, folder: Path, *, quiet: bool, as_json: bool, track: list[str] | None) -> None:
     """Run or go on with a run, with progress on the terminal."""
     from ..job import build_execution, build_job
     from ..run import execute
@@ -75,7 +51,8 @@ def carry_out(
         print(json.dumps({"run": str(folder), **summary}))
     else:
         report(console, folder, summary, resolved.config)
-    return summary
+    if summary["status"] == "interrupted":
+        raise SystemExit(130)
 
 
 def report(console: Console, folder: Path, summary: dict[str, Any], config: Config) -> None:
@@ -109,73 +86,24 @@ def report(console: Console, folder: Path, summary: dict[str, Any], config: Conf
     console.print(f"run: {folder}", highlight=False, soft_wrap=True)
 
 
+@configurable()
 def run(
     source: Source,
-    method: Method = None,
-    client: Client = None,
-    alpha: Alpha = None,
-    split: Split = None,
-    allow_missing: AllowMissing = False,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    fidelity: Fidelity = None,
-    settings: Settings = None,
+    asked: Asked,
     out: Out = None,
-    workers: Workers = None,
-    transport: Transport = None,
-    address: Address = None,
-    on_failure: OnFailure = None,
-    client_memory: ClientMemory = None,
-    keep_every: KeepEvery = None,
     track: Track = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train. The same command again goes on where it stopped, to the same bits."""
-    resolved = configured(
-        source,
-        settings,
-        algorithm__name=method,
-        algorithm__client=client,
-        data__alpha=alpha,
-        data__split=split,
-        data__options__allow_missing=allow_missing or None,
-        training__rounds=rounds,
-        training__seed=seed,
-        fidelity=fidelity,
-        run__workers=number_or_text(workers),
-        run__transport=transport,
-        run__address=address,
-        run__on_failure=on_failure,
-        run__client_memory=client_memory,
-        run__keep_every=keep_every,
-    )
+    resolved = asked.of(source)
     carry_out(resolved, out or default_folder(resolved.config, source), quiet=quiet, as_json=json, track=track)
 
 
-def resume(
-    path: RunPath,
-    rounds: Rounds = None,
-    workers: Workers = None,
-    transport: Transport = None,
-    address: Address = None,
-    on_failure: OnFailure = None,
-    client_memory: ClientMemory = None,
-    track: Track = None,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
+@configurable("rounds", "workers", "transport", "address", "on_failure", "client_memory", settings=False)
+def resume(path: RunPath, asked: Asked, track: Track = None, quiet: Quiet = False, json: Json = False) -> None:
     """Go on with a run to the same bits, or for more rounds."""
-    folder = RunFolder(path).require()
-    options = {
-        "training.rounds": rounds,
-        "run.workers": number_or_text(workers),
-        "run.transport": transport,
-        "run.address": address,
-        "run.on_failure": on_failure,
-        "run.client_memory": client_memory,
-    }
-    resolved = resolve(folder.config, {k: v for k, v in options.items() if v is not None})
+    resolved = asked.of(RunFolder(path).require().config)
     carry_out(resolved, path, quiet=quiet, as_json=json, track=track)
 
 

@@ -11,27 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..config import Config, Resolved
-from ..errors import InvalidInput
+from ..config import Config
+from ..errors import require
 from ..records import RunFolder
-from .options import (
-    Address,
-    Alpha,
-    Client,
-    Fidelity,
-    Json,
-    Method,
-    Quiet,
-    Rounds,
-    Seed,
-    Settings,
-    Source,
-    Split,
-    Transport,
-    Workers,
-    configured,
-    number_or_text,
-)
+from .options import Asked, Json, Quiet, RunsFolder, Source, configurable
 from .progress import ShowProgress
 from .tables import CROSS
 
@@ -45,8 +28,10 @@ def paper_grid(source: str, config: Config) -> dict[str, list[Any]]:
     return {f"algorithm.{key}": list(values) for key, values in grid(source, name, client).items()}
 
 
+@configurable()
 def sweep(
     source: Source,
+    *,
     grid: Annotated[
         list[str] | None,
         typer.Option("--grid", "-g", metavar="KEY=V1,V2", help="Values to try; give it several times."),
@@ -55,18 +40,8 @@ def sweep(
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="At most so many points, chosen by TPE.")
     ] = None,
-    method: Method = None,
-    client: Client = None,
-    alpha: Alpha = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    fidelity: Fidelity = None,
-    settings: Settings = None,
-    workers: Workers = None,
-    transport: Transport = None,
-    address: Address = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the trials.")] = None,
+    asked: Asked,
+    out: RunsFolder = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -74,45 +49,32 @@ def sweep(
     several processes may work on the same sweep, and one that was stopped goes on."""
     from ..job import build_execution, build_job
     from ..run import execute
-    from ..sweep import parse_grid, search
+    from ..sweep import parse_grid, search, size_of
 
     console = Console(stderr=json, quiet=quiet)
 
     def make(point: Mapping[str, Any]) -> Config:
-        return resolve_point(point).config
-
-    def resolve_point(point: Mapping[str, Any]) -> Resolved:
-        options = {
-            "algorithm__name": method,
-            "algorithm__client": client,
-            "data__alpha": alpha,
-            "data__split": split,
-            "training__rounds": rounds,
-            "training__seed": seed,
-            "fidelity": fidelity,
-            "run__workers": number_or_text(workers),
-            "run__transport": transport,
-            "run__address": address,
-            "training__evaluate_on": "validation",
-        }
-        points = {key.replace(".", "__"): value for key, value in point.items()}
-        resolved = configured(source, settings, **{**options, **points})
-        if resolved.config.data.validation == 0:
-            resolved = configured(source, settings, **{**options, **points, "data__validation": 0.1})
-        return resolved
+        judged = {**point, "training.evaluate_on": "validation"}
+        config = asked.of(source, judged).config
+        return config if config.data.validation else asked.of(source, {**judged, "data.validation": 0.1}).config
 
     def run_point(config: Config, folder: Path) -> Mapping[str, Any]:
-        return execute(
+        summary = execute(
             build_job(config), RunFolder(folder), build_execution(config), [ShowProgress(console, folder.name)]
         )
+        if summary["status"] == "interrupted":
+            console.print("stopped; all is saved. The same command goes on.")
+            raise SystemExit(130)
+        return summary
 
     base = make({})
-    if paper and grid:
-        raise InvalidInput("--paper-grid: is a grid already; leave out --grid")
+    require(not (paper and grid), "--paper-grid", "is a grid already; leave out --grid")
     space = paper_grid(source, base) if paper else parse_grid(grid or [])
+    require(bool(space), "--grid", "names nothing to try")
     for key, values in space.items():
         for value in values:
             make({key: value})  # a value that cannot be is refused before anything runs
+    build_job(base)  # and so are data or clients that are not there
     folder = out or Path("runs") / f"{Path(source).stem}-{base.algorithm['name']}-sweep"
     found = search(space, make, run_point, folder, trials=trials)
     if json:
@@ -124,6 +86,9 @@ def sweep(
         shown = CROSS if trial.value is None else f"{100 * trial.value:.2f}"
         table.add_row(*(str(trial.settings[key]) for key in space), shown, str(trial.folder))
     console.print(table)
+    missing = size_of(space) - len(found)
+    if trials is None and missing:
+        console.print(f"{missing} more with other processes; the same command shows them when they are done")
     if found and found[0].value is not None:
         best = " ".join(f"--set {key}={json_module.dumps(value)}" for key, value in found[0].settings.items())
         console.print(f"best on validation data: {best}", highlight=False)
