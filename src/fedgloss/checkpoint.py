@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+
 from .codec import decode, encode
-from .errors import InvalidInput
+from .errors import InvalidInput, require
 from .files import write_atomically
 from .messages import ServerState
 from .records import FORMAT, Journal, RunFolder, read_json, read_lines, write_json
@@ -40,7 +42,7 @@ class Manifest:
     round: int
     layout: str
     config: str
-    lengths: Mapping[str, int]
+    lengths: Mapping[str, NonNegativeInt]
     format: int = FORMAT
 
 
@@ -60,12 +62,13 @@ class Checkpoints:
     def manifest(self, done: int) -> Manifest:
         path = self._path(done, "json")
         content = read_json(path)
+        if content.get("format", FORMAT) != FORMAT:
+            raise InvalidInput(f"{path}: format {content['format']!r}; this fedgloss reads format {FORMAT}")
         try:
-            found = Manifest(**content)
-        except TypeError:
+            found = TypeAdapter(Manifest).validate_python(content)
+        except ValidationError:
             raise InvalidInput(f"{path}: is not a checkpoint's manifest") from None
-        if found.format != FORMAT:
-            raise InvalidInput(f"{path}: format {found.format}; this fedgloss reads format {FORMAT}")
+        require({"rounds", "versions"} <= found.lengths.keys(), str(path), "is not a checkpoint's manifest")
         return found
 
     def state(self, done: int) -> ServerState:

@@ -91,6 +91,10 @@ class Journal:
         checkpoint it, and goes."""
         self.path = path
         self._file: RawIOBase = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        self._file.seek(max(0, length - 1))
+        if length and self._file.read(1) != b"\n":
+            self._file.close()
+            raise InvalidInput(f"{path}: was changed after the run's checkpoint was made; put it back as it was")
         self._file.truncate(length)
         self._file.seek(length)
 

@@ -8,9 +8,8 @@ import signal
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
@@ -142,20 +141,15 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
         checkpoints = Checkpoints(folder, keep_every=execution.keep_every)
         algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
         state, lengths = _starting_point(job, algorithm, objective, checkpoints)
-        store = _open_store(folder, checkpoints, objective, execution, state.round if lengths else None)
-        journals = {name: Journal(path, lengths.get(name, 0)) for name, path in _journals(folder).items()}
-        loop = _Loop(job, algorithm, objective, execution, checkpoints, store, journals, list(trackers))
-        try:
+        with closing(checkpoints), _open_journals(folder, lengths) as journals:
+            store = _open_store(folder, checkpoints, objective, execution, state.round if lengths else None)
+            loop = _Loop(job, algorithm, objective, execution, checkpoints, store, journals, list(trackers))
             for tracker in trackers:
                 tracker.started(job, state.round, notices)
             with disk_errors(folder.path):
                 status, divergence = loop.run(state)
                 summary = summarise(folder, job, status, divergence)
                 write_json(folder.summary, summary)
-        finally:
-            checkpoints.close()
-            for journal in journals.values():
-                journal.close()
         for tracker in trackers:
             tracker.ended(summary)
         return summary
@@ -255,8 +249,17 @@ class _Loop:
         self._saved = state.round
 
 
-def _journals(folder: RunFolder) -> dict[str, Path]:
-    return {"rounds": folder.rounds, "timings": folder.timings}
+@contextmanager
+def _open_journals(folder: RunFolder, lengths: Mapping[str, int]) -> Iterator[dict[str, Journal]]:
+    """The run's records, cut back to where its checkpoint was made."""
+    paths = {"rounds": folder.rounds, "timings": folder.timings}
+    with ExitStack() as stack:
+        with disk_errors(folder.path):
+            journals = {
+                name: stack.enter_context(closing(Journal(path, lengths.get(name, 0))))
+                for name, path in paths.items()
+            }
+        yield journals
 
 
 def _open_folder(job: Job, folder: RunFolder) -> list[str]:
@@ -309,7 +312,8 @@ def _starting_point(
     if done > job.plan.rounds:
         raise InvalidInput(f"training.rounds: {job.plan.rounds} asked for, but the run has done {done} already")
     if manifest.config != job.fingerprint:
-        raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint was made with another configuration")
+        config = checkpoints.folder.config
+        raise InvalidInput(f"{config}: was changed after the run's checkpoint was made; put it back as it was")
     if manifest.layout != objective.layout.fingerprint:
         raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint is of another network")
     return on_device(checkpoints.state(done), objective.device), manifest.lengths

@@ -98,14 +98,16 @@ def _row(name: str, run: RunFolder) -> dict[str, Any]:
     row: dict[str, Any] = {"run": name, "state": "started", "rounds": "-", "accuracy": None}
     row["bytes"] = _size(run.path)
     try:
-        summary = read_json(run.summary) if run.summary.exists() else {}
         run.require()
+        if run.summary.exists():
+            summary = read_json(run.summary)
+            row["state"] = f"{CROSS} diverged" if summary["status"] == "diverged" else str(summary["status"])
+            row["rounds"] = f"{summary['rounds']}/{summary['planned_rounds']}"
+            row["accuracy"] = summary["reported"].get("accuracy")
     except InvalidInput as error:
         return row | {"state": f"unreadable: {error}"}
-    if summary:
-        row["state"] = f"{CROSS} diverged" if summary["status"] == "diverged" else summary["status"]
-        row["rounds"] = f"{summary['rounds']}/{summary['planned_rounds']}"
-        row["accuracy"] = summary["reported"].get("accuracy")
+    except (KeyError, AttributeError):
+        return row | {"state": f"unreadable: {run.summary}: is not a run's summary"}
     if run.busy:
         row["state"] = "running"
     return row
