@@ -1,8 +1,12 @@
-"""When training is over for good: non-finite numbers, or weights beyond any use."""
+"""When training is over for good: non-finite numbers, or weights beyond any use.
+
+Users read a divergence's round: it counts from 1, as progress does.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import Diverged, require
@@ -17,7 +21,14 @@ def check_update(update: Update, layout: Layout, *, client: int, round: int) -> 
         if not math.isfinite(norm(vector)):
             tensor = layout.first_non_finite(vector)
             reason = f"the client's {name} " + ("is not finite" if tensor else "overflows")
-            raise Diverged(reason, round=round, client=client, tensor=tensor)
+            raise Diverged(reason, round=round + 1, client=client, tensor=tensor)
+
+
+def check_figures(figures: Mapping[str, float], what: str, *, done: int) -> None:
+    """Stop at a loss or metric that is no number, after so many rounds."""
+    for name, value in figures.items():
+        if not math.isfinite(value):
+            raise Diverged(f"the {name} {what} is not finite", round=done)
 
 
 @dataclass(frozen=True)

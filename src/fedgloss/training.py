@@ -16,7 +16,7 @@ from .diagnostics import (
     norms,
     unperturbed_pseudo_gradient,
 )
-from .divergence import Limits
+from .divergence import Limits, check_figures
 from .errors import InvalidInput, require
 from .forkserver import prepare_workers
 from .messages import ServerState
@@ -124,6 +124,7 @@ def steps(
             unperturbed = unperturbed_pseudo_gradient(algorithm, state, cohort, watch)
         following = run_round(algorithm, state, cohort, watch)
         plan.limits.check(following, layout)
+        check_figures({"loss": watch.loss}, "of the clients", done=following.round)
         record = Round(
             round=state.round,
             cohort=cohort,
@@ -138,6 +139,7 @@ def steps(
         evaluation = None
         if evaluate is not None and plan.evaluates(following.round):
             evaluation = Evaluation(following.round, evaluate(following.evaluated))
+            check_figures(evaluation.metrics, "of the model", done=following.round)
         state = following
         yield Step(state, record, evaluation)
 

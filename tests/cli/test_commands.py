@@ -123,6 +123,29 @@ def test_sweep_judges_on_validation_and_goes_on(call, here: Path) -> None:
     assert {t["run"] for t in again} == {t["run"] for t in found}
 
 
+def test_a_sweep_of_another_configuration_is_another_sweep(call, here: Path) -> None:
+    pytest.importorskip("optuna")
+    command = ["sweep", "digits", "--grid", "local.lr=0.001,0.05", "--out", "swept", "--quiet", "--json"]
+    command += ["--set", "model.name=logistic", "--workers", "1"]
+    short = json.loads(call(*command, "--rounds", "2").out)["trials"]
+    longer = json.loads(call(*command, "--rounds", "5").out)["trials"]
+    assert not {t["run"] for t in short} & {t["run"] for t in longer}
+    assert {read_json(Path(t["run"]) / "summary.json")["rounds"] for t in longer} == {5}
+    assert json.loads(call(*command, "--rounds", "2").out)["trials"] == short
+
+
+def test_two_processes_share_a_sweep(here: Path) -> None:
+    pytest.importorskip("optuna")
+    command = [sys.executable, "-m", "fedgloss", "sweep", "digits", "--grid", "local.lr=0.001,0.01,0.05,0.1"]
+    command += ["--rounds", "40", "--set", "model.name=logistic", "--workers", "1", "--out", "swept", "--json"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    lines = [err.count("round 40/40") for _, err in answers]
+    assert sum(lines) == 4, answers  # each point was trained by one of them
+    assert max(len(json.loads(out)["trials"]) for out, _ in answers) == 4
+
+
 def test_export_loads_into_the_module_in_two_lines(call, here: Path) -> None:
     call("run", "digits", "--rounds", "2", "--out", "run", "--workers", "1", "--set", "local.batch_size=72")
     call("export", "run", "--to", "model.safetensors")
@@ -157,6 +180,8 @@ def test_runs_lists_and_deletes(call, here: Path) -> None:
     states = {row["run"]: row["state"] for row in rows}
     assert states["digits-fedavg-shards-seed0"] == "finished"
     assert "unreadable" in states["broken"]
+    (here / "runs" / "digits-fedavg-shards-seed0" / "summary.json").write_text('{"status": "finished"}')
+    assert "is not a run's summary" in json.loads(call("runs", "--json").out)[1]["state"]
     call("runs", "--delete", "digits-fedavg-shards-seed0", "--yes")
     assert not (here / "runs" / "digits-fedavg-shards-seed0").exists()
 
@@ -232,6 +257,7 @@ def test_ctrl_c_on_a_real_process_saves_and_says_how_to_go_on(here: Path) -> Non
             break
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
     assert "all is saved" in out
     assert "fedgloss resume run" in out
     assert "Traceback" not in err

@@ -31,18 +31,22 @@ def of_session(leader: int) -> list[int]:
     return [int(pid) for pid, session, state in found if int(session) == leader and not state.startswith("Z")]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C", "kill -9"])
-def test_it_ends_with_the_round_and_nobody_stays(how: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedgloss", "compare", "digits", "--methods", "fedavg,fedprox"]
-    command += ["--rounds", "5000", "--set", "model.name=logistic", "--set", "training.eval_every=5000"]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "out")],
+def started(out: Path, *options: str) -> subprocess.Popen[str]:
+    """A comparison in a session of its own."""
+    command = [sys.executable, "-m", "fedgloss", "compare", "digits", "--out", str(out), *options]
+    return subprocess.Popen(
+        [*command, "--set", "model.name=logistic", "--set", "training.eval_every=5000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C", "kill -9"])
+def test_it_ends_with_the_round_and_nobody_stays(how: str, tmp_path: Path) -> None:
+    process = started(tmp_path / "out", "--methods", "fedavg,fedprox", "--rounds", "5000")
     runs = [tmp_path / "out" / f"{method}-seed0" for method in ("fedavg", "fedprox")]
     try:
         waited_for(
@@ -66,3 +70,29 @@ def test_it_ends_with_the_round_and_nobody_stays(how: str, tmp_path: Path) -> No
         summary = json.loads((run / "summary.json").read_text())
         assert summary["status"] == "interrupted"
         assert summary["rounds"] == len(read_lines(run / "rounds.jsonl", "round")) < 5000
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedavg,fedprox"], ids=["one run", "two at a time"])
+def test_a_second_ctrl_c_does_not_wait_for_the_round(methods: str, tmp_path: Path) -> None:
+    process = started(tmp_path / "out", "--methods", methods, "--set", "local.epochs=100000000")
+    runs = [tmp_path / "out" / f"{method}-seed0" for method in methods.split(",")]
+    try:
+        waited_for(lambda: all((run / "checkpoints" / "00000000.json").exists() for run in runs), "the first round")
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(1)
+        assert process.poll() is None  # the round has not ended
+
+        def pressed_again() -> bool:  # while workers start, presses count as one
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+                time.sleep(1)
+            return process.poll() is not None
+
+        waited_for(pressed_again, "the end")
+        said, _ = process.communicate(timeout=PATIENCE)
+        waited_for(lambda: not of_session(process.pid), "the end of all processes")
+    finally:
+        for left in of_session(process.pid):
+            os.kill(left, signal.SIGKILL)
+    assert "Traceback" not in said
+    assert process.returncode == 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from runs.child import job, live
 
-from fedgloss import InvalidInput
+from fedgloss import InvalidInput, LocalTraining
+from fedgloss.algorithms import build
 from fedgloss.checkpoint import Checkpoints
 from fedgloss.records import RunFolder, read_json, read_lines
 from fedgloss.run import Execution, execute
@@ -170,6 +173,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+class Listen:
+    """A tracker that keeps what the user is told."""
+
+    def started(self, job, done, notices):
+        self.notices = notices
+
+    def stepped(self, step, seconds): ...
+
+    def ended(self, summary): ...
+
+
 def test_a_torn_line_is_dropped_and_said_so(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     execute(job("fedavg", 4), folder, Execution())
@@ -177,18 +191,9 @@ def test_a_torn_line_is_dropped_and_said_so(tmp_path: Path) -> None:
     with folder.rounds.open("ab") as file:
         file.write(b'{"type":"round","roun')
     assert read_lines(folder.rounds)[-1]["rounds"] == 4
-    notices: list[str] = []
-
-    class Listen:
-        def started(self, job, done, found):
-            notices.extend(found)
-
-        def stepped(self, step, seconds): ...
-
-        def ended(self, summary): ...
-
-    execute(job("fedavg", 4), folder, Execution(), [Listen()])
-    assert any("torn" in notice for notice in notices)
+    listener = Listen()
+    execute(job("fedavg", 4), folder, Execution(), [listener])
+    assert any("torn" in notice for notice in listener.notices)
     assert folder.rounds.read_bytes() == whole
 
 
@@ -197,18 +202,9 @@ def test_another_machine_is_noticed(tmp_path: Path) -> None:
     execute(job("fedavg", 2), folder, Execution())
     text = folder.environment.read_text()
     folder.environment.write_text(text.replace('"torch": "', '"torch": "1.0-'))
-    notices: list[str] = []
-
-    class Listen:
-        def started(self, job, done, found):
-            notices.extend(found)
-
-        def stepped(self, step, seconds): ...
-
-        def ended(self, summary): ...
-
-    execute(job("fedavg", 3), folder, Execution(), [Listen()])
-    assert any("other last bits: torch: 1.0-" in notice for notice in notices)
+    listener = Listen()
+    execute(job("fedavg", 3), folder, Execution(), [listener])
+    assert any("other last bits: torch: 1.0-" in notice for notice in listener.notices)
 
 
 def test_kept_checkpoints_can_all_be_gone_back_to(tmp_path: Path) -> None:
@@ -244,6 +240,44 @@ def test_a_damaged_checkpoint_is_named(victim: str, tmp_path: Path) -> None:
         execute(job("fedavg", 5), folder, Execution())
 
 
+MANIFESTS = [
+    lambda lengths: [],
+    lambda lengths: lengths | {"rounds": "many"},
+    lambda lengths: lengths | {"rounds": -5},
+    lambda lengths: {"rounds": lengths["rounds"]},
+]
+
+
+@pytest.mark.parametrize("change", MANIFESTS, ids=["a list", "a word", "negative", "missing"])
+def test_a_manifest_that_makes_no_sense_is_named(change, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    execute(job("fedavg", 4), folder, Execution())
+    path = folder.checkpoints / "00000004.json"
+    content = read_json(path)
+    path.write_text(json.dumps(content | {"lengths": change(content["lengths"])}))
+    with pytest.raises(InvalidInput, match=r"00000004\.json: is not a checkpoint's manifest"):
+        execute(job("fedavg", 5), folder, Execution())
+
+
+@pytest.mark.parametrize("content", [b"", b"xx\n", b"x" * 100_000], ids=["empty", "shorter", "longer"])
+def test_changed_records_are_refused_and_left_as_they_are(content: bytes, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    execute(job("fedavg", 4), folder, Execution())
+    folder.rounds.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"rounds\.jsonl: was changed after the run's checkpoint was made"):
+        execute(job("fedavg", 5), folder, Execution())
+    assert folder.rounds.read_bytes() == content
+
+
+def test_a_changed_configuration_file_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    execute(job("fedavg", 4), folder, Execution())
+    changed = replace(job("fedavg", 4), config=folder.config.read_text() + "[local]\nlr = 7.0\n")
+    folder.config.write_text(changed.config)
+    with pytest.raises(InvalidInput, match=r"config\.toml: was changed after the run's checkpoint was made"):
+        execute(changed, folder, Execution())
+
+
 def test_a_lost_client_memory_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     execute(job("feddyn", 6), folder, Execution())
@@ -272,9 +306,11 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact() -> None:
     """On a real file system that really is full."""
     script = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from runs.child import job, live
-from fedgloss import InvalidInput
+from fedgloss import InvalidInput, LocalTraining
+from fedgloss.algorithms import build
 from fedgloss.records import RunFolder
 from fedgloss.run import Execution, execute
 import resource, signal
@@ -311,3 +347,19 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
     assert "norm of the model" in summary["divergence"]["reason"]
     assert summary["reported"] == {}
     assert len(read_lines(tmp_path / "rounds.jsonl", "round")) == summary["rounds"]
+
+
+def test_a_figure_that_is_no_number_is_a_divergence_too(tmp_path: Path) -> None:
+    plain = job("fedavg", 8)
+    lost = replace(plain.problem, metrics={"accuracy": lambda outputs, targets: targets * float("nan")})
+    summary = execute(replace(plain, problem=lost), RunFolder(tmp_path), Execution())
+    assert summary["status"] == "diverged"
+    assert summary["divergence"]["reason"] == "the accuracy of the model is not finite"
+    assert (summary["divergence"]["round"], summary["rounds"]) == (4, 3)
+
+
+def test_the_round_of_a_clients_divergence_counts_from_one(tmp_path: Path) -> None:
+    exploding = replace(job("fedavg", 8), algorithm=build("fedavg", LocalTraining(lr=1e38, batch_size=8)))
+    summary = execute(exploding, RunFolder(tmp_path), Execution())
+    assert summary["divergence"]["round"] == summary["rounds"] + 1
+    assert summary["divergence"]["client"] is not None
