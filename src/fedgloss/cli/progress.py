@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..run import Job
 from ..training import Step
@@ -16,20 +17,20 @@ LINES = 20  # how many plain lines a run prints where there is no terminal
 
 
 def bar(console: Console) -> Progress:
+    """A line a task, with the time left; a narrow terminal folds the name."""
     return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
+        TextColumn("[bold]{task.description}", table_column=Column(overflow="fold")),
+        BarColumn(bar_width=12),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         console=console,
     )
 
 
 def figures_of(step: Step, accuracy: float | None, rate: float) -> str:
-    shown = f"accuracy {accuracy:6.2%}  " if accuracy is not None else ""
-    return f"{shown}loss {step.round.loss:.4f}  |w| {step.round.norms['params']:.4g}  {rate:.2f} rounds/s"
+    shown = f"accuracy {accuracy:.2%} " if accuracy is not None else ""
+    return f"{shown}loss {step.round.loss:.3f} |w| {step.round.norms['params']:.3g} {rate:.3g} rounds/s"
 
 
 class ShowProgress:
