@@ -127,6 +127,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["export", "nowhere", "--to", "model.onnx"], "ends in neither .safetensors nor .pt"),
     (["runs", "nowhere"], "nowhere: no such folder"),
     (["runs", ".", "--delete", "occupied"], "is not a run"),
+    (["runs", ".", "--delete", "foreign", "--yes"], "environment.json: cannot be read"),
+    (["runs", ".", "--delete", "../elsewhere", "--yes"], "elsewhere: is not a run"),
     (["compare", "digits", "--methods", ""], "--methods: is empty"),
     (["compare", "digits", "--methods", "fedavg,fedsm"], "unknown method 'fedsm'"),
     (["compare", "digits", "--methods", "fedavg", "--seeds", "a,b"], "must be whole numbers"),
@@ -163,6 +165,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.txt").write_text("precious")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.toml").write_text("theme = 'dark'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERMINAL_WIDTH", "300")
     return tmp_path

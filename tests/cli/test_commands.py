@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fedgloss.cli.planning import duration
 from fedgloss.cli.tables import accuracy_cell, percent, size
-from fedgloss.config import bytes_of, resolve, to_toml
+from fedgloss.config import Config, bytes_of, flatten, resolve, to_toml
 from fedgloss.costs import ledger, reach
 from fedgloss.data.datasets import load
 from fedgloss.models import build
@@ -263,6 +263,14 @@ def test_ctrl_c_on_a_real_process_saves_and_says_how_to_go_on(here: Path) -> Non
     assert "Traceback" not in err
     done = read_json(here / "run" / "summary.json")["rounds"]
     assert (here / "run" / "checkpoints" / f"{done:08d}.json").exists()
+
+
+def test_the_page_about_configuration_names_every_key_and_every_file(call, here: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    keys = {key.rpartition(".")[2] for key, _ in flatten(Config().model_dump())}
+    call("run", "digits", "--method", "scaffold", "--rounds", "1", "--out", "run", *QUICK)
+    files = {p.name + "/" * p.is_dir() for p in (here / "run").iterdir() if not p.name.startswith(".")}
+    assert {name for name in keys | files if f"`{name}`" not in page} == set()
 
 
 def test_a_configuration_survives_being_written() -> None:

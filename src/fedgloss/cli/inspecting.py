@@ -79,8 +79,10 @@ def runs(
     for name in delete or ():
         if name not in found:
             raise InvalidInput(f"{folder / name}: is not a run")
+        found[name].require()
         if found[name].busy:
             raise InvalidInput(f"{folder / name}: a process is writing to this run; stop it first")
+    for name in delete or ():
         if yes or typer.confirm(f"Delete {folder / name} ({size(_size(found[name].path))})?"):
             shutil.rmtree(found.pop(name).path)
     rows = [_row(name, run) for name, run in found.items()]
