@@ -76,13 +76,14 @@ def runs(
     if not folder.is_dir():
         raise InvalidInput(f"{folder}: no such folder")
     found = {str(p.parent.relative_to(folder)): RunFolder(p.parent) for p in sorted(folder.rglob("config.toml"))}
-    for name in delete or ():
+    unwanted = list(dict.fromkeys(delete or ()))
+    for name in unwanted:
         if name not in found:
             raise InvalidInput(f"{folder / name}: is not a run")
         found[name].require()
         if found[name].busy:
             raise InvalidInput(f"{folder / name}: a process is writing to this run; stop it first")
-    for name in delete or ():
+    for name in unwanted:
         if yes or typer.confirm(f"Delete {folder / name} ({size(_size(found[name].path))})?"):
             shutil.rmtree(found.pop(name).path)
     rows = [_row(name, run) for name, run in found.items()]
