@@ -75,7 +75,7 @@ def get_set(name: Name) -> None:
 
 @app.command()
 def prepare(
-    name: Name, path: DataPath = None, allow_missing: AllowMissing = False, settings: Settings = None
+    name: Name, path: DataPath = None, allow_missing: AllowMissing = None, settings: Settings = None
 ) -> None:
     """Convert or decode all of a data set now, on all cores, and list the pictures that are missing or corrupt.
 
@@ -102,7 +102,7 @@ def show(
     lists: Annotated[str | None, typer.Option(help="For the split official: the authors' JSON files.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the division.")] = 0,
     validation: Annotated[float, typer.Option(help="Share of each client's pictures kept for tuning.")] = 0.0,
-    allow_missing: AllowMissing = False,
+    allow_missing: AllowMissing = None,
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture of the division (PNG and SVG).")] = Path("."),
     json: Json = False,
@@ -167,7 +167,9 @@ def make(
     print(f"fedgloss data show landmarks-user-160k --path {folder}")
 
 
-def _load(name: str, path: str | None, allow_missing: bool, settings: list[str] | None) -> DataSet | Federation:
+def _load(
+    name: str, path: str | None, allow_missing: bool | None, settings: list[str] | None
+) -> DataSet | Federation:
     options = dict(parse_setting(text) for text in settings or ())
     options |= {"path": path} if path is not None else {}
     options |= {"allow_missing": True} if allow_missing else {}

@@ -40,7 +40,8 @@ Fidelity = Annotated[
     str | None, typer.Option("--fidelity", help="paper (default) or released: see docs/fidelity.md.")
 ]
 AllowMissing = Annotated[
-    bool | None, typer.Option("--allow-missing", help="Go on without missing or corrupt pictures; decodes all first.")
+    bool | None,
+    typer.Option("--allow-missing", help="Go on without missing or corrupt pictures; decodes all first."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
