@@ -37,9 +37,10 @@ test: lint
 
 test-integration: $(VENV)/.integration
 	@bash scripts/integration-setup.sh
-	@$(BIN)/pytest -m integration tests
+	@$(BIN)/pytest -m "integration and not slow" tests
 
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.integration
+	@bash scripts/integration-setup.sh
 	@$(BIN)/pytest -m slow tests
 
 bench: $(VENV)/.dev
