@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(methods: str, tmp_path: Pat
         def pressed_again() -> bool:  # while workers start, presses count as one
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-                time.sleep(1)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
             return process.poll() is not None
 
         waited_for(pressed_again, "the end")

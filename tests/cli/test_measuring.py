@@ -46,6 +46,8 @@ TINY = [
     "1",
     "--quiet",
     "--set",
+    "training.cohort=4",
+    "--set",
     "model.name=mlp",
     "--set",
     "model.options.hidden=[8]",
