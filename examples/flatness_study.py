@@ -20,39 +20,44 @@ from fedgloss.analysis.figures import contours_figure, eigenvalues_figure, surfa
 from fedgloss.flatness import Flatness, MeasuredRun, Measures, Terms, measure_flatness, measure_landscape
 from fedgloss.records import RunFolder, read_json
 
-RUNS = {
-    "FedAvg": "fedavg",
-    "FedSAM": "fedsam",
-    "FedDyn": "feddyn-sgd",
-    "FedSMOO": "fedsmoo",
-    "FedGloSS": "fedgloss-sam",
+METHODS = {  # one rho for every ascent and one beta for every dual, not tuned
+    "FedAvg": ("--methods", "fedavg"),
+    "FedSAM": ("--methods", "fedsam", "--set", "algorithm.local_rho=0.05"),
+    "FedDyn": ("--methods", "feddyn", "--clients", "sgd", "--set", "algorithm.beta=10"),
+    "FedSMOO": ("--methods", "fedsmoo", "--set", "algorithm.local_rho=0.05", "--set", "algorithm.beta=10"),
+    "FedGloSS": (
+        *("--methods", "fedgloss", "--clients", "sam"),
+        *("--set", "algorithm.rho=0.05", "--set", "algorithm.local_rho=0.05", "--set", "algorithm.beta=10"),
+    ),
 }
-SEEDS = (0, 1)
-COMPARISONS = (
-    ("--methods", "fedavg,fedsam,fedsmoo"),
-    ("--methods", "feddyn", "--clients", "sgd"),
-    ("--methods", "fedgloss", "--clients", "sam", "--set", "algorithm.rho=0.05"),
-)
 SETTING = (  # 100 clients of one class with 120 pictures each, ten of them a round, two steps each
     "data.validation=0.8",
     "training.cohort=10",
-    "local.batch_size=60",
     "training.eval_every=50",
     "training.window=10",
+    "local.batch_size=60",
+    "local.lr=0.1",
+    "local.weight_decay=4e-4",
 )
+SEEDS = (0, 1)
 MEASURES = Measures(top=2, bottom=0)
 LAST, MEAN = Terms(samples=1000), Terms(samples=1000, model="average100")
 CEILING = 6.0
 
 
-def train(folder: Path, rounds: int) -> None:
-    settings = [argument for setting in SETTING for argument in ("--set", setting)]
-    for comparison in COMPARISONS:
-        command = ["compare", "fashion-mnist-cnn", *comparison, "--seeds", ",".join(map(str, SEEDS))]
-        options = ["--rounds", str(rounds), *settings, "--out", str(folder)]
-        ended = subprocess.run([sys.executable, "-m", "fedgloss", *command, *options], check=False).returncode
-        if ended:
-            sys.exit(ended)
+def train(folder: Path, rounds: int) -> dict[str, list[Path]]:
+    """Each method's runs, a seed each."""
+    common = ["--seeds", ",".join(map(str, SEEDS)), "--rounds", str(rounds), "--json"]
+    common += [argument for setting in SETTING for argument in ("--set", setting)]
+    found = {}
+    for name, method in METHODS.items():
+        print(f"training {name}", flush=True)
+        command = ["compare", "fashion-mnist-cnn", *method, *common, "--out", str(folder / name.lower())]
+        ended = subprocess.run([sys.executable, "-m", "fedgloss", *command], stdout=subprocess.DEVNULL, check=False)
+        if ended.returncode:
+            sys.exit(ended.returncode)
+        found[name] = sorted((folder / name.lower()).glob("*-seed*"))
+    return found
 
 
 def accuracy(run: Path) -> float:
@@ -96,7 +101,7 @@ def table(
     )
     header = " | ".join(f"{group}, seed {seed}" for group in groups for seed in SEEDS)
     lines = [f"| method | {header} |", "|---" * (1 + len(groups) * len(SEEDS)) + "|"]
-    for name in RUNS:
+    for name in METHODS:
         cells = [f"{value:.1%}" for value in accuracies[name]]
         cells += [f"{one.means['loss']:.3f}" for one in last[name]]
         cells += [cell(one) for one in (*last[name], *mean[name])]
@@ -107,7 +112,7 @@ def table(
         "| method | cosine of the last server step with the first eigenvector | of five repeated ascents |",
         "|---|---|---|",
     ]
-    for name in RUNS:
+    for name in METHODS:
         found = last[name][0].alignment
         assert found is not None
         lines.append(
@@ -125,8 +130,7 @@ def draw(folder: Path, last: Mapping[str, Sequence[Flatness]], surfaces: Mapping
 
 
 def main(folder: Path = Path("runs/flatness-study"), rounds: int = 250) -> dict[str, Eigenvalues]:
-    train(folder, rounds)
-    paths = {name: [folder / f"{run}-seed{seed}" for seed in SEEDS] for name, run in RUNS.items()}
+    paths = train(folder, rounds)
     last, mean, surfaces = {}, {}, {}
     for name, runs in paths.items():
         print(f"measuring {name}", flush=True)
