@@ -132,6 +132,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["compare", "digits", "--methods", ""], "--methods: is empty"),
     (["compare", "digits", "--methods", "fedavg,fedsm"], "unknown method 'fedsm'"),
     (["compare", "digits", "--methods", "fedavg", "--seeds", "a,b"], "must be whole numbers"),
+    (["compare", "digits", "--methods", "fedavg", "--seeds", "1,1"], "--seeds 1,1: names the same twice"),
+    (["compare", "digits", "--methods", "fedavg,fedavg"], "names the same twice"),
     (["compare", "digits", "--methods", "fedavg", "--jobs", "0"], "--jobs"),
     (["compare", "digits", "--methods", "fedgloss", "--clients", "sgd,adam"], "algorithm.client"),
     (["sweep", "digits"], "--grid: names nothing to try"),

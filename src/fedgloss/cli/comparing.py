@@ -20,7 +20,7 @@ from rich.console import Console
 
 from ..algorithms import METHODS
 from ..config import Config, Resolved
-from ..errors import InvalidInput
+from ..errors import require
 from ..forkserver import interrupts_held
 from ..records import RunFolder
 from ..run import Execution, Interruption, Job
@@ -45,9 +45,16 @@ class Cell:
 
 def listed(text: str, option: str) -> list[str]:
     items = [item.strip() for item in text.split(",") if item.strip()]
-    if not items:
-        raise InvalidInput(f"{option}: is empty")
+    require(bool(items), option, "is empty")
+    require(len(set(items)) == len(items), f"{option} {text}", "names the same twice")
     return items
+
+
+def seeds_of(text: str) -> list[int]:
+    numbers = listed(text, "--seeds")
+    fine = all(number.isdigit() for number in numbers)
+    require(fine, f"--seeds {text}", "must be whole numbers with commas between them")
+    return [int(number) for number in numbers]
 
 
 def cells(
@@ -232,12 +239,9 @@ def compare(
     def make(method: str, client: str | None, seed: int) -> Resolved:
         return asked.of(source, {"algorithm.name": method, "algorithm.client": client, "training.seed": seed})
 
-    numbers = listed(seeds, "--seeds")
-    if not all(n.isdigit() for n in numbers):
-        raise InvalidInput(f"--seeds {seeds}: must be whole numbers with commas between them")
     chosen = None if clients is None else listed(clients, "--clients")
     folder = out or Path("runs") / f"{Path(source).stem}-compare"
-    found = cells(listed(methods, "--methods"), chosen, [int(n) for n in numbers], make, folder)
+    found = cells(listed(methods, "--methods"), chosen, seeds_of(seeds), make, folder)
     cores = usable_workers("auto")
     at_once = min(jobs or cores, len(found))
     console = Console(stderr=json, quiet=quiet)

@@ -22,7 +22,7 @@ from ..algorithms import METHODS
 from ..config import Config, resolve, to_toml
 from ..errors import InvalidInput, require
 from .comparing import Cell as Started
-from .comparing import listed, run_cells
+from .comparing import run_cells, seeds_of
 from .options import Fidelity, Jobs, Json, Quiet, Settings
 from .planning import duration
 from .tables import size
@@ -163,10 +163,7 @@ def _seeds(cell: Cell, asked: str | None) -> tuple[int, ...]:
     """The cell's own, or as many of those asked for as it takes."""
     if asked is None:
         return cell.seeds
-    numbers = listed(asked, "--seeds")
-    if not all(n.isdigit() for n in numbers) or len(set(numbers)) < len(numbers):
-        raise InvalidInput(f"--seeds {asked}: must be different whole numbers with commas between them")
-    chosen = tuple(int(n) for n in numbers)
+    chosen = tuple(seeds_of(asked))
     return chosen if len(cell.seeds) > 1 else chosen[:1]
 
 
