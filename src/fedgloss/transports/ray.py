@@ -147,8 +147,8 @@ class Actor:
         client: int,
         broadcast: Packed[Broadcast],
         samples: Packed[Samples],
-        memory: Packed[ClientState] | int | None,
         shared_out: bool,
+        memory: Packed[ClientState] | int | None,
     ) -> Packed[tuple[Update, ClientState]] | Forgotten | Failed:
         """One client's part in an exchange, with the memory given or with that of a round it is known from."""
         try:
@@ -342,7 +342,7 @@ class RayTransport:
             what = f"client {client}, round {broadcast.round}"
             home, round = self._homes.get(client, (None, -1))
             memory = round if home is worker else self._durable(client)
-            arguments = (client, reference, self._send(client), memory, shared_out(client, cohort))
+            arguments = (client, reference, self._send(client), shared_out(client, cohort), memory)
             return _Job(what, "train", arguments)
 
         for client, answer in in_order(self, cohort, job, on_failure=self._on_failure, rank=self._distance):
