@@ -7,6 +7,7 @@ run's folder is there from ``started`` on.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,5 +93,13 @@ def make_tracker(name: str, folder: Path) -> Tracker:
         raise InvalidInput(
             f"--track {name}: there are {', '.join(BUILT_IN)}, or write your own as package:function"
         )
-    tracker: Tracker = find(name, "tracker")(folder)
+    make = find(name, "tracker")
+    try:
+        inspect.signature(make).bind(folder)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"--track {name}: cannot be called with the run's folder alone") from None
+    tracker: Tracker = make(folder)
+    absent = [part for part in ("started", "stepped", "ended") if not callable(getattr(tracker, part, None))]
+    if absent:
+        raise InvalidInput(f"--track {name}: is no tracker, it has no {absent[0]}()")
     return tracker

@@ -215,6 +215,12 @@ def test_released_fidelity_switches_the_disagreements(call) -> None:
     assert shown["data"]["options"] == {"emulate_leak": True, "draw": "batch"}
 
 
+def test_brackets_in_names_are_shown_as_they_are(call, here: Path) -> None:
+    assert "run: a [b] c" in call("run", "digits", "--rounds", "1", "--out", "a [b] c", *QUICK).out
+    assert "a [b] c" in call("runs", ".").out
+    assert '"[bold]mine"' in call("show", "digits", "--set", "run.note=[bold]mine").out
+
+
 def test_completion_is_offered(here: Path) -> None:
     environment = {
         **os.environ,

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ..algorithms import METHODS
 from ..config import Config, Resolved
@@ -255,7 +256,7 @@ def compare(
     if json:
         print(json_module.dumps({"out": str(folder), "methods": rows}))
         return
-    console.print(comparison(rows, title=division(found[0].config.data)))
+    console.print(comparison(rows, title=escape(division(found[0].config.data))))
     protocol = f"accuracy: {summaries[0]['protocol']} Mean ± sample standard deviation over seeds."
     console.print(protocol, highlight=False, soft_wrap=True)
-    console.print(f"runs: {folder}", highlight=False, soft_wrap=True)
+    console.print(f"runs: {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..algorithms import METHODS
@@ -62,7 +63,7 @@ def show(source: Source, asked: Asked, json: Json = False) -> None:
     table = Table("key", "value", "from", box=None, pad_edge=False)
     for key, value, origin in resolved.rows():
         shown = "-" if value is None else json_module.dumps(value)
-        table.add_row(key, shown, origin, style="dim" if origin == "default" else None)
+        table.add_row(*map(escape, (key, shown, origin)), style="dim" if origin == "default" else None)
     Console().print(table)
 
 
@@ -93,7 +94,7 @@ def runs(
     table = Table("run", "state", "rounds", "accuracy", "size", box=None, pad_edge=False)
     for row in rows:
         accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
-        table.add_row(row["run"], row["state"], row["rounds"], accuracy, size(row["bytes"]))
+        table.add_row(escape(row["run"]), escape(row["state"]), row["rounds"], accuracy, size(row["bytes"]))
     Console().print(table if rows else f"no runs in {folder}")
 
 
@@ -147,7 +148,7 @@ def doctor(json: Json = False) -> None:
             console.print(f"{key:16} {value}")
     console.print("\n[bold]data[/bold]")
     for name, place in facts["data"].items():
-        console.print(f"  {name:22} {place or '[dim]not found[/dim]'}", soft_wrap=True)
+        console.print(f"  {name:22} {escape(place) if place else '[dim]not found[/dim]'}", soft_wrap=True)
     console.print("\n[bold]extras[/bold]")
     for name, present in facts["extras"].items():
         hint = (

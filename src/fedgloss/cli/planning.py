@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..errors import InvalidInput
 from .options import Asked, Json, Source, configurable
@@ -39,7 +40,7 @@ def plan(source: Source, asked: Asked, json: Json = False) -> None:
         if json:
             print(json_module.dumps({"missing": str(error)}))
         else:
-            console.print(f"[yellow]missing:[/yellow] {error}")
+            console.print(f"[yellow]missing:[/yellow] {escape(str(error))}")
         raise SystemExit(1) from None
     found = forecast(job, build_local(resolved.config), execution, usable_workers(execution.workers))
     free = shutil.disk_usage(Path.cwd()).free
@@ -47,7 +48,7 @@ def plan(source: Source, asked: Asked, json: Json = False) -> None:
         print(json_module.dumps({**asdict(found), "seconds": found.seconds, "missing": None}))
         return
     traffic = found.bytes_down + found.bytes_up
-    console.print(f"network     {resolved.config.model.name}, {found.parameters:,} parameters")
+    console.print(f"network     {escape(resolved.config.model.name)}, {found.parameters:,} parameters")
     console.print(f"federation  {found.clients:,} clients, {found.cohort:g} a round, {found.rounds:,} rounds")
     console.print(
         f"time        [bold]{duration(found.seconds)}[/bold]: {found.seconds_per_round:.3g} s a round, "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -38,14 +39,14 @@ class ShowProgress:
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
-        self._name = name
+        self._name = escape(name)
         self._accuracy: float | None = None
         self._progress: Progress | None = None
         self._rate = 0.0
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
         for notice in notices:
-            self._console.print(f"[yellow]note:[/yellow] {notice}", highlight=False, soft_wrap=True)
+            self._console.print(f"[yellow]note:[/yellow] {escape(notice)}", highlight=False, soft_wrap=True)
         if done:
             self._console.print(f"going on after round {done}", highlight=False)
         self._every = max(1, job.plan.rounds // LINES)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ..config import Config, Resolved
 from ..errors import InvalidInput
@@ -64,7 +65,7 @@ def report(console: Console, folder: Path, summary: dict[str, Any], config: Conf
     if summary["status"] == "diverged":
         where = summary["divergence"]
         console.print(
-            f"[red]{CROSS} diverged[/red] in round {where['round']}: {where['reason']}",
+            f"[red]{CROSS} diverged[/red] in round {where['round']}: {escape(where['reason'])}",
             highlight=False,
             soft_wrap=True,
         )
@@ -72,18 +73,18 @@ def report(console: Console, folder: Path, summary: dict[str, Any], config: Conf
         console.print(
             f"stopped after round {summary['rounds']} of {summary['planned_rounds']}, all is saved", soft_wrap=True
         )
-        console.print(f"go on with: fedgloss resume {folder}", highlight=False, soft_wrap=True)
+        console.print(f"go on with: fedgloss resume {escape(str(folder))}", highlight=False, soft_wrap=True)
     for name, value in summary["reported"].items():
         shown = f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
         console.print(f"{name}: [bold]{shown}[/bold]", highlight=False, soft_wrap=True)
-    console.print(f"data: {division(config.data)}", highlight=False, soft_wrap=True)
+    console.print(f"data: {escape(division(config.data))}", highlight=False, soft_wrap=True)
     console.print(f"protocol: {summary['protocol']}", highlight=False, soft_wrap=True)
     console.print(
         f"traffic: {size(traffic['bytes'])} in {summary['rounds']} rounds, {traffic['factor']:g}x FedAvg's vectors",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"run: {folder}", highlight=False, soft_wrap=True)
+    console.print(f"run: {escape(str(folder))}", highlight=False, soft_wrap=True)
 
 
 @configurable()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..config import Config
@@ -84,11 +85,11 @@ def sweep(
     table = Table(*space, "validation accuracy %", "run", box=None, pad_edge=False)
     for trial in found:
         shown = CROSS if trial.value is None else f"{100 * trial.value:.2f}"
-        table.add_row(*(str(trial.settings[key]) for key in space), shown, str(trial.folder))
+        table.add_row(*(escape(str(trial.settings[key])) for key in space), shown, escape(str(trial.folder)))
     console.print(table)
     missing = size_of(space) - len(found)
     if trials is None and missing:
         console.print(f"{missing} more with other processes; the same command shows them when they are done")
     if found and found[0].value is not None:
         best = " ".join(f"--set {key}={json_module.dumps(value)}" for key, value in found[0].settings.items())
-        console.print(f"best on validation data: {best}", highlight=False)
+        console.print(f"best on validation data: {escape(best)}", highlight=False)
