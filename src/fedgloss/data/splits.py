@@ -29,6 +29,7 @@ SMALLEST_ALPHA = 1e-9
 
 BLOCK = 1 << 15
 """Of so many numbers at a time: work is vectorised, and what it takes beside its result stays small."""
+FEW_GROUPS = 16  # as many passes over all take less time than a sort
 
 MOST_TRADES, LEAST_TRADES, CARDS_TRADED = 32, 6, 12_000_000
 """Each round of trades halves what is left of the order in a deal; a million clients make do with six."""
@@ -314,9 +315,17 @@ def _grouped(groups: Integers) -> Indices:
     """Places in the order of their group number, within a group as they came.
 
     One sort of ``group * n + place``, in one array: a stable argsort is slower and takes three times the memory.
+    A few groups are looked for one by one, which is faster still.
     """
     n = len(groups)
     keys = np.empty(n, np.int64)
+    if n and groups.min() >= 0 and groups.max() < FEW_GROUPS:
+        stop = 0
+        for group in range(FEW_GROUPS):
+            places = np.flatnonzero(groups == group)
+            start, stop = stop, stop + len(places)
+            keys[start:stop] = places
+        return keys
     for start in range(0, n, BLOCK):
         stop = min(start + BLOCK, n)
         keys[start:stop] = groups[start:stop]
