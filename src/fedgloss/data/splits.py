@@ -7,6 +7,7 @@ do not divide evenly, equal sizes means sizes that differ by at most one. All dr
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import math
 import re
@@ -321,10 +322,10 @@ def _grouped(groups: Integers) -> Indices:
     keys = np.empty(n, np.int64)
     if n and groups.min() >= 0 and groups.max() < FEW_GROUPS:
         stop = 0
-        for group in range(FEW_GROUPS):
-            places = np.flatnonzero(groups == group)
+        for group, first in itertools.product(range(FEW_GROUPS), range(0, n, BLOCK)):
+            places = np.flatnonzero(groups[first : first + BLOCK] == group)
             start, stop = stop, stop + len(places)
-            keys[start:stop] = places
+            np.add(places, first, out=keys[start:stop])
         return keys
     for start in range(0, n, BLOCK):
         stop = min(start + BLOCK, n)
