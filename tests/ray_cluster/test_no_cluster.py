@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,22 @@ def test_an_address_without_a_cluster_is_named_at_once(
     answer = fedgloss(capsys, *arguments)
     assert answer.code == 2
     assert answer.err.strip() == f"error: run.address: {address}: {reason}"
+
+
+def test_a_cluster_that_was_killed_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray keeps the address of the last cluster; only ``ray stop`` removes it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray/ray_current_cluster").write_text(f"127.0.0.1:{port}")
+    began = time.monotonic()
+    answer = fedgloss(capsys, "run", "digits", "--transport", "ray", "--quiet", "--out", tmp_path / "run")
+    assert time.monotonic() - began < 60
+    assert answer.code == 2
+    assert answer.err.strip().startswith("error: run.address: auto: the cluster at ")
+    assert f":{port} does not answer ([Errno 111] Connection refused); start one with" in answer.err

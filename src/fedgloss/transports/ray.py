@@ -28,6 +28,7 @@ import numpy.typing as npt
 import ray
 import torch
 from ray import cloudpickle
+from ray._private.services import canonicalize_bootstrap_address  # nothing public tells what "auto" stands for
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
 from ..algorithm import Algorithm, Dropped
@@ -60,6 +61,8 @@ from .shared_memory import take_apart
 CACHED = 2**29  # bytes of client memories that an actor keeps at hand
 PATIENCE = 60.0  # seconds without any news before the user is told what is waited for
 SHARES = 4  # parts of an evaluation per actor: even enough, and few enough to cost nothing
+
+START_ONE = "start one with 'ray start --head', name one (HOST:PORT), or use local"
 
 LOST = (RayActorError, ObjectLostError, NodeDiedError, WorkerCrashedError)
 
@@ -492,7 +495,7 @@ def connected(address: str, cores: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if address not in ("auto", "local"):
+    if address != "local":
         _require_listener(address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else every start warns of a change to come
     options: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False} if address == "local" else {}
@@ -502,9 +505,6 @@ def connected(address: str, cores: int) -> Iterator[None]:
         with _terminations_kept():
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
     except Exception as error:  # Ray raises plain ones too
-        if address == "auto":
-            hint = "start one with 'ray start --head', name one (HOST:PORT), or use local"
-            raise InvalidInput(f"run.address: no Ray cluster is running on this machine; {hint}") from error
         raise InvalidInput(f"run.address: {address}: no connection to Ray ({_last_line(error)})") from error
     try:
         yield
@@ -513,14 +513,25 @@ def connected(address: str, cores: int) -> Iterator[None]:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself would try for ten minutes."""
-    host, _, port = address.rpartition(":")
+    """Ray itself would try for ten minutes, also at the last cluster of this machine once that was killed."""
+    if address == "auto":
+        try:
+            found = canonicalize_bootstrap_address("auto")
+        except ConnectionError as error:
+            raise InvalidInput(f"run.address: no Ray cluster is running on this machine; {START_ONE}") from error
+        if found is None or "://" in found:  # RAY_ADDRESS says local, or names a server of Ray's client
+            return
+        what, host_and_port = f"auto: the cluster at {found} does not answer", found
+    else:
+        what, host_and_port = f"{address}: no connection to Ray", address
+    host, _, port = host_and_port.rpartition(":")
     if not (host and port.isdigit()):
         raise InvalidInput(f"run.address: {address}: must be auto, local or HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
-        raise InvalidInput(f"run.address: {address}: no connection to Ray ({error})") from error
+        hint = f"; {START_ONE}" if address == "auto" else ""
+        raise InvalidInput(f"run.address: {what} ({error}){hint}") from error
 
 
 @contextmanager
