@@ -404,14 +404,16 @@ def _print(console: Console, exhibit: Exhibit, entries: Sequence[Entry]) -> None
     from ..reports.reproduction import table
 
     shown = table(exhibit, entries)
-    grid = Table(title=exhibit.label, title_justify="left", box=None, pad_edge=False)
-    for column in shown.columns:
-        grid.add_column(column.name, justify="right" if column.numeric else "left")
+    console.print(f"[bold]{exhibit.label}[/bold]")
+    widest = max(len(row[0].text) for _, rows in shown.groups for row in rows)  # groups below each other line up
     for name, rows in shown.groups:
-        grid.add_row(f"[dim]{name}[/dim]")
+        grid = Table(title=name, title_justify="left", title_style="dim", box=None, pad_edge=False)
+        for index, column in enumerate(shown.columns):
+            least, justify = widest if index == 0 else None, "right" if column.numeric else "left"
+            grid.add_column(column.name, justify=justify, min_width=least)  # type: ignore[arg-type]
         for row in rows:
             grid.add_row(*(found.text for found in row))
-    console.print(grid, soft_wrap=False)
+        console.print(grid, soft_wrap=False)
     if any(one.shortened for one in entries):
         console.print("shortened runs: these are not the paper's figures, and only compared where it gives some")
 
@@ -521,19 +523,17 @@ def _list(console: Console, terms: Terms, as_json: bool) -> None:
     if as_json:
         print(json_module.dumps(rows))
         return
-    grid = Table("what", "data", "runs", "rounds", "time here", "disk", "shows", box=None, pad_edge=False)
     for row in rows:
         time = duration(row["seconds"]) + ("" if row["whole"] else " +")
-        grid.add_row(
-            f"[bold]{row['label']}[/bold]",
+        asks = [
             row["data"] + (" (missing)" if row["missing"] else ""),
-            f"{row['runs']:,}",
-            f"{row['rounds']:,}",
-            "-" if not row["seconds"] and not row["whole"] else time,
-            size(row["disk"]) if row["disk"] else "-",
-            row["about"],
-        )
-    console.print(grid, soft_wrap=False)
+            f"{row['runs']:,} runs",
+            f"{row['rounds']:,} rounds",
+            *([f"{time} here"] if row["seconds"] or row["whole"] else []),
+            *([f"{size(row['disk'])} of disk"] if row["disk"] else []),
+        ]
+        console.print(f"[bold]{row['label']}[/bold]  {row['about']}", highlight=False)
+        console.print(f"    [dim]{'; '.join(asks)}[/dim]", highlight=False)
     for reason in dict.fromkeys(reason for row in rows for reason in row["missing"]):
         console.print(f"missing: {reason}", markup=False)
     console.print("Runs are shared between tables. +: without what is missing. Do one: fedgloss reproduce LABEL")
