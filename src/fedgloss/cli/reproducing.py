@@ -408,9 +408,9 @@ def _print(console: Console, exhibit: Exhibit, entries: Sequence[Entry]) -> None
     widest = max(len(row[0].text) for _, rows in shown.groups for row in rows)  # groups below each other line up
     for name, rows in shown.groups:
         grid = Table(title=name, title_justify="left", title_style="dim", box=None, pad_edge=False)
-        for index, column in enumerate(shown.columns):
-            least, justify = widest if index == 0 else None, "right" if column.numeric else "left"
-            grid.add_column(column.name, justify=justify, min_width=least)  # type: ignore[arg-type]
+        grid.add_column(shown.columns[0].name, no_wrap=True, min_width=widest)
+        for column in shown.columns[1:]:
+            grid.add_column(column.name, justify="right" if column.numeric else "left")
         for row in rows:
             grid.add_row(*(found.text for found in row))
         console.print(grid, soft_wrap=False)
