@@ -38,6 +38,7 @@ class RunFolder:
         self.rounds = path / "rounds.jsonl"
         self.timings = path / "timings.jsonl"
         self.summary = path / "summary.json"
+        self.lock = path / ".lock"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
         self.analysis = path / "analysis"
@@ -49,7 +50,7 @@ class RunFolder:
     @property
     def vacant(self) -> bool:
         """Whether a run may begin here: nothing is there but what one that died at once has left."""
-        begun = {".lock", self.environment.name, self.federation.name}
+        begun = {self.lock.name, self.environment.name, self.federation.name}
         return all(p.name in begun or p.name.endswith(".part") for p in self.path.iterdir())
 
     def require(self) -> RunFolder:
@@ -64,7 +65,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run against a second writer. The lock ends with the process, however that ends."""
-        with (self.path / ".lock").open("w") as file:
+        with self.lock.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -73,7 +74,9 @@ class RunFolder:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is writing to this run now."""
+        """Whether a process is writing to this run now. Asking leaves no trace."""
+        if not self.lock.exists():
+            return False
         try:
             with self.locked():
                 return False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, parse_value
@@ -26,11 +27,17 @@ Space = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the space and what it reached; ``value`` is None where the run diverged."""
+    """One point of the space and what it reached over the seeds; a run that diverged reached None, and so did its
+    point."""
 
     settings: Mapping[str, Any]
-    value: float | None
-    folder: Path
+    values: Sequence[float | None]
+    folders: Sequence[Path]
+
+    @property
+    def value(self) -> float | None:
+        found = [value for value in self.values if value is not None]
+        return fmean(found) if len(found) == len(self.values) else None
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -65,14 +72,16 @@ def search(
     run: Callable[[Config, Path], Mapping[str, Any]],
     out: Path,
     *,
+    seeds: Sequence[int],
     trials: int | None,
     metric: str = "accuracy",
 ) -> list[Trial]:
     """Try the space, all of it or as many ``trials`` as asked for, and return every trial, best first.
 
-    The whole grid is walked point by point; fewer trials than points are chosen by TPE. Trials are kept in SQLite
-    under ``out``, apart for each configuration they vary: several processes may work on one sweep (a point that
-    another one is at is passed over), and a sweep that was stopped goes on.
+    A point is as good as the mean over ``seeds``, a run each. The whole grid is walked point by point; fewer trials
+    than points are chosen by TPE. Trials are kept in SQLite under ``out``, apart for each configuration they vary:
+    several processes may work on one sweep (a point that another one is at is passed over), and a sweep that was
+    stopped goes on.
     """
     try:
         import optuna
@@ -82,23 +91,24 @@ def search(
     distributions: dict[str, optuna.distributions.BaseDistribution] = {
         key: optuna.distributions.CategoricalDistribution(texts) for key, texts in choices.items()
     }
-    study = _open_study(out, f"{identity(make({}))} {json.dumps(choices, sort_keys=True)}")
+    study = _open_study(out, f"{identity(make({}))} {json.dumps(choices, sort_keys=True)} {list(seeds)}")
 
     def attempt(parameters: Mapping[str, str]) -> tuple[float, dict[str, Any]]:
-        settings, folder = point(parameters)
-        summary = run(make(settings), folder)
-        diverged = summary["status"] == "diverged"
-        facts = {"settings": settings, "folder": str(folder), "diverged": diverged}
-        return 0.0 if diverged else float(summary["reported"][metric]), facts
-
-    def point(parameters: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
         settings = {key: json.loads(text) for key, text in parameters.items()}
-        return settings, out / "trials" / identity(make(settings))
+        configs = [make({**settings, "training.seed": seed}) for seed in seeds]
+        folders = [out / "trials" / identity(config) for config in configs]
+        values = [
+            None if summary["status"] == "diverged" else float(summary["reported"][metric])
+            for summary in map(run, configs, folders)
+        ]
+        trial = Trial(settings, values, folders)
+        facts = {"settings": settings, "values": values, "folders": [str(folder) for folder in folders]}
+        return trial.value or 0.0, facts
 
     if trials is None or trials >= size_of(space):
         for values in product(*choices.values()):
             parameters = dict(zip(choices, values, strict=True))
-            if point(parameters)[1] in _tried(study):
+            if any(parameters == trial.params for trial in _complete(study)):
                 continue
             with suppress(Busy):
                 value, facts = attempt(parameters)
@@ -120,7 +130,8 @@ def search(
             for name, fact in facts.items():
                 trial.set_user_attr(name, fact)
             study.tell(trial, value)
-    return sorted(_tried(study).values(), key=lambda t: -1.0 if t.value is None else t.value, reverse=True)
+    found = {json.dumps(trial.params, sort_keys=True): _trial(trial) for trial in _complete(study)}
+    return sorted(found.values(), key=lambda t: -1.0 if t.value is None else t.value, reverse=True)
 
 
 def _open_study(out: Path, described: str) -> optuna.Study:
@@ -154,10 +165,6 @@ def _complete(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
 
 
-def _tried(study: optuna.Study) -> dict[Path, Trial]:
-    found = {}
-    for trial in _complete(study):
-        facts = trial.user_attrs
-        folder = Path(facts["folder"])
-        found[folder] = Trial(facts["settings"], None if facts["diverged"] else trial.value, folder)
-    return found
+def _trial(trial: optuna.trial.FrozenTrial) -> Trial:
+    facts = trial.user_attrs
+    return Trial(facts["settings"], facts["values"], [Path(folder) for folder in facts["folders"]])

@@ -151,6 +151,8 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["sweep", "digits", "--grid", "local.lr=1", "--set", "training.evaluate_on=test"],
         "this command decides training.evaluate_on itself",
     ),
+    (["sweep", "digits", "--grid", "training.seed=1,2"], "--grid training.seed: give the seeds by --seeds"),
+    (["sweep", "digits", "--grid", "local.lr=1", "--seeds", "1,1"], "--seeds 1,1: names the same twice"),
     (["sweep", "digits", "--grid", "local.lr=1", "--set", "training.cohort=21"], "21 clients a round asked"),
     (["sweep", "digits", "--grid", "local.lr=1", "--out", "occupied/thesis.txt"], "thesis.txt: cannot write"),
     (["compare", "digits", "--methods", "fedavg", "--set", "training.seed=3"], "decides training.seed itself"),

@@ -117,10 +117,10 @@ def test_sweep_judges_on_validation_and_goes_on(call, here: Path) -> None:
     found = json.loads(call(*command, "--json").out)["trials"]
     assert len(found) == 4
     assert found == sorted(found, key=lambda t: -t["value"])
-    protocols = {read_json(Path(t["run"]) / "summary.json")["protocol"] for t in found}
+    protocols = {read_json(Path(t["runs"][0]) / "summary.json")["protocol"] for t in found}
     assert all("validation set" in p for p in protocols)
     again = json.loads(call(*command, "--json").out)["trials"]
-    assert {t["run"] for t in again} == {t["run"] for t in found}
+    assert again == found
 
 
 def test_a_sweep_of_another_configuration_is_another_sweep(call, here: Path) -> None:
@@ -129,9 +129,27 @@ def test_a_sweep_of_another_configuration_is_another_sweep(call, here: Path) -> 
     command += ["--set", "model.name=logistic", "--workers", "1"]
     short = json.loads(call(*command, "--rounds", "2").out)["trials"]
     longer = json.loads(call(*command, "--rounds", "5").out)["trials"]
-    assert not {t["run"] for t in short} & {t["run"] for t in longer}
-    assert {read_json(Path(t["run"]) / "summary.json")["rounds"] for t in longer} == {5}
+    assert not {run for t in short for run in t["runs"]} & {run for t in longer for run in t["runs"]}
+    assert {read_json(Path(t["runs"][0]) / "summary.json")["rounds"] for t in longer} == {5}
     assert json.loads(call(*command, "--rounds", "2").out)["trials"] == short
+
+
+def test_a_sweep_judges_by_the_mean_over_seeds(call, here: Path) -> None:
+    pytest.importorskip("optuna")
+    command = ["sweep", "digits", "--grid", "local.lr=0.01,0.1", "--rounds", "4", "--workers", "1", "--quiet"]
+    command += ["--set", "model.name=logistic", "--out", "swept", "--json"]
+    found = json.loads(call(*command, "--seeds", "1,2").out)["trials"]
+    summaries = [[read_json(Path(run) / "summary.json") for run in trial["runs"]] for trial in found]
+    for trial, runs in zip(found, summaries, strict=True):
+        assert trial["values"] == [run["reported"]["accuracy"] for run in runs]
+        assert trial["value"] == pytest.approx(sum(trial["values"]) / 2)
+        assert trial["values"][0] != trial["values"][1]
+    assert found == sorted(found, key=lambda t: -t["value"])
+    (alone,) = (
+        t for t in json.loads(call(*command, "--seeds", "2").out)["trials"] if t["settings"]["local.lr"] == 0.1
+    )
+    (both,) = (t for t in found if t["settings"]["local.lr"] == 0.1)
+    assert alone["runs"] == both["runs"][1:]  # the same run, not trained again
 
 
 def test_two_processes_share_a_sweep(here: Path) -> None:

@@ -166,6 +166,15 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
         execute(job("fedavg", 3), folder, Execution())
 
 
+def test_asking_whether_a_run_is_written_leaves_no_trace(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert not folder.busy
+    assert not list(tmp_path.iterdir())
+    with folder.locked():
+        assert folder.busy
+    assert not folder.busy
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(InvalidInput, match="exists and is not a run"):

@@ -26,7 +26,7 @@ from ..forkserver import interrupts_held
 from ..records import RunFolder
 from ..run import Execution, Interruption, Job
 from ..training import Step
-from .options import KEYS, Asked, Jobs, Json, Quiet, RunsFolder, Source, configurable
+from .options import KEYS, Asked, Jobs, Json, Quiet, RunsFolder, Seeds, Source, configurable
 from .progress import ShowProgress, bar, figures_of
 from .tables import comparison, division
 
@@ -227,7 +227,7 @@ def compare(
     clients: Annotated[
         str | None, typer.Option("--clients", help="sgd,sam: for methods that take a client.")
     ] = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")] = "0",
+    seeds: Seeds = "0",
     asked: Asked,
     out: RunsFolder = None,
     jobs: Jobs = None,

@@ -47,6 +47,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but erro
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 RunsFolder = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the runs; default runs/<name>.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, with commas between them.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; default: one a core.")]
 
 

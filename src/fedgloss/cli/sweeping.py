@@ -15,7 +15,8 @@ from rich.table import Table
 from ..config import Config
 from ..errors import require
 from ..records import RunFolder
-from .options import Asked, Json, Quiet, RunsFolder, Source, configurable
+from .comparing import seeds_of
+from .options import KEYS, Asked, Json, Quiet, RunsFolder, Seeds, Source, configurable
 from .progress import ShowProgress
 from .tables import CROSS
 
@@ -29,7 +30,7 @@ def paper_grid(source: str, config: Config) -> dict[str, list[Any]]:
     return {f"algorithm.{key}": list(values) for key, values in grid(source, name, client).items()}
 
 
-@configurable()
+@configurable(*(name for name in KEYS if name != "seed"))
 def sweep(
     source: Source,
     *,
@@ -41,13 +42,14 @@ def sweep(
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="At most so many points, chosen by TPE.")
     ] = None,
+    seeds: Seeds = "0",
     asked: Asked,
     out: RunsFolder = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Search hyper-parameters. Trials are judged on a validation share of the training data, never on the test set;
-    several processes may work on the same sweep, and one that was stopped goes on."""
+    """Search hyper-parameters. Points are judged on a validation share of the training data, never on the test set,
+    by their mean over the seeds. Several processes may work on the same sweep, and one that was stopped goes on."""
     from ..job import build_execution, build_job
     from ..run import execute
     from ..sweep import parse_grid, search, size_of
@@ -68,25 +70,39 @@ def sweep(
             raise SystemExit(130)
         return summary
 
-    base = make({})
+    chosen = seeds_of(seeds)
+    base = make({"training.seed": chosen[0]})
     require(not (paper and grid), "--paper-grid", "is a grid already; leave out --grid")
     space = paper_grid(source, base) if paper else parse_grid(grid or [])
     require(bool(space), "--grid", "names nothing to try")
+    require("training.seed" not in space, "--grid training.seed", "give the seeds by --seeds")
     for key, values in space.items():
         for value in values:
             make({key: value})  # a value that cannot be is refused before anything runs
     build_job(base)  # and so are data or clients that are not there
     folder = out or Path("runs") / f"{Path(source).stem}-{base.algorithm['name']}-sweep"
-    found = search(space, make, run_point, folder, trials=trials)
+    found = search(space, make, run_point, folder, seeds=chosen, trials=trials)
     if json:
-        rows = [{"settings": dict(t.settings), "value": t.value, "run": str(t.folder)} for t in found]
-        print(json_module.dumps({"out": str(folder), "trials": rows}))
+        rows = [
+            {
+                "settings": dict(t.settings),
+                "value": t.value,
+                "values": t.values,
+                "runs": [str(f) for f in t.folders],
+            }
+            for t in found
+        ]
+        print(json_module.dumps({"out": str(folder), "seeds": chosen, "trials": rows}))
         return
-    table = Table(*space, "validation accuracy %", "run", box=None, pad_edge=False)
+    by_seed = [f"seed {seed}" for seed in chosen] if len(chosen) > 1 else []
+    table = Table(*space, "validation accuracy %", *by_seed, "run", box=None, pad_edge=False)
     for trial in found:
-        shown = CROSS if trial.value is None else f"{100 * trial.value:.2f}"
-        table.add_row(*(escape(str(trial.settings[key])) for key in space), shown, escape(str(trial.folder)))
+        reached = (trial.value, *trial.values) if by_seed else (trial.value,)
+        settings = (escape(str(trial.settings[key])) for key in space)
+        shown = (CROSS if value is None else f"{100 * value:.2f}" for value in reached)
+        table.add_row(*settings, *shown, " ".join(folder.name for folder in trial.folders))
     console.print(table)
+    console.print(f"runs: {escape(str(folder / 'trials'))}", highlight=False, soft_wrap=True)
     missing = size_of(space) - len(found)
     if trials is None and missing:
         console.print(f"{missing} more with other processes; the same command shows them when they are done")
