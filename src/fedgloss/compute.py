@@ -67,22 +67,27 @@ class TorchSettings:
             torch.use_deterministic_algorithms(self.deterministic)
 
 
+USUALLY_KEPT = 32 << 20
+"""Where glibc itself ends up with large tensors."""
+
+
 @contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Inside the block what is freed stays with this process for its next allocation, however large it is.
+def freed_memory_kept(up_to: int = 1 << 30) -> Iterator[None]:
+    """Inside the block what is freed stays with this process for its next allocation, tensors of ``up_to`` bytes.
 
     glibc takes a large tensor's memory from the system and gives it back at every step again; the page faults
-    cost up to a fifth of a training step. The peak stays what it is. Other C libraries are left as they are.
+    cost up to a fifth of a training step. Where the same sizes come again and again, as in training, the peak stays
+    what it is; elsewhere gaps between large tensors add up. Other C libraries are left as they are.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         yield
         return
-    _set_thresholds(library, mmap=1 << 30, trim=2**31 - 1)
+    _set_thresholds(library, mmap=up_to, trim=2**31 - 1)
     try:
         yield
     finally:
-        _set_thresholds(library, mmap=32 << 20, trim=64 << 20)  # where glibc itself ends up with large tensors
+        _set_thresholds(library, mmap=USUALLY_KEPT, trim=2 * USUALLY_KEPT)
         library.malloc_trim(0)
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Literal, Protocol, TypeAlias
 
 from ..algorithm import Algorithm, UnreliableTransport
-from ..compute import available_cores, compute_threads, freed_memory_kept
+from ..compute import USUALLY_KEPT, available_cores, compute_threads, freed_memory_kept
 from ..data import Federation
 from ..errors import InvalidInput
 from ..precision import try_bfloat16
@@ -76,7 +76,9 @@ def open_simulation(
     count = usable_workers(workers, problem.device)
     apart = problem.precision == "bfloat16" and problem.device == "cpu"
     environment = try_bfloat16().environment if apart else None
-    with compute_threads(threads), freed_memory_kept():
+    elsewhere = transport == "ray" or count > 1 or apart
+    kept = freed_memory_kept(up_to=USUALLY_KEPT) if elsewhere else freed_memory_kept()
+    with compute_threads(threads), kept:
         if transport == "ray":
             actors = None if workers == "auto" else count
             with _ray().RayTransport(
@@ -91,7 +93,7 @@ def open_simulation(
                 environment=environment,
             ) as cluster:
                 yield Simulation(cluster, cluster.evaluate, cluster.actors)
-        elif count > 1 or apart:
+        elif elsewhere:
             with PoolTransport(
                 algorithm,
                 problem,
