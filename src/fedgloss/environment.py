@@ -23,7 +23,7 @@ def code_fingerprint() -> str:
     """A hash of the package's own source, so that two runs can be told to come from the same code."""
     digest = hashlib.sha256()
     root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for suffix in ("py", "c") for path in root.rglob(f"*.{suffix}")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import InvalidInput
+
+
+def cache_folder() -> Path:
+    """``$FEDGLOSS_CACHE``, else the platform's place for caches."""
+    chosen = os.environ.get("FEDGLOSS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fedgloss" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "fedgloss"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedgloss"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedgloss.data.store import StoredSamples, Writer, cache_folder, converted
+from fedgloss.data.store import StoredSamples, Writer, converted
 from fedgloss.errors import InvalidInput
+from fedgloss.files import cache_folder
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
 LABELS = np.arange(50) % 7

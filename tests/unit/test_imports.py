@@ -31,7 +31,7 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
     },
     "plugins": {"errors"},
     "data": {"errors", "files", "plugins", "randomness"},
-    "models": {"errors", "plugins", "vectors"},
+    "models": {"errors", "files", "plugins", "vectors"},
     "sampling": {"errors", "randomness"},
     "divergence": {"errors", "messages", "vectors"},
     "tasks": {"compute", "data", "errors", "messages", "randomness", "vectors"},

@@ -127,6 +127,7 @@ def doctor(json: Json = False) -> None:
 
     from ..data.datasets import DATA_SETS, where
     from ..environment import describe_environment
+    from ..models.products import which_products
     from ..precision import try_bfloat16
 
     facts = describe_environment() | {
@@ -135,6 +136,7 @@ def doctor(json: Json = False) -> None:
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "bfloat16": str(try_bfloat16()).removeprefix("bfloat16 "),
+        "matrix products": which_products(),
         "data": {name: where(name) for name in DATA_SETS},
         "extras": {name: importlib.util.find_spec(module) is not None for name, (module, _) in EXTRAS.items()},
     }
@@ -145,7 +147,7 @@ def doctor(json: Json = False) -> None:
     console = Console(highlight=False)
     for key, value in facts.items():
         if not isinstance(value, dict):
-            console.print(f"{key:16} {value}")
+            console.print(f"{key:16} {escape(str(value))}", soft_wrap=True)
     console.print("\n[bold]data[/bold]")
     for name, place in facts["data"].items():
         console.print(f"  {name:22} {escape(place) if place else '[dim]not found[/dim]'}", soft_wrap=True)

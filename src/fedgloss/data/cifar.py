@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidInput
+from ..files import cache_folder
 from .datasets import DATA_SETS, DataSet, Names
 from .federation import Indices
 from .npz import convert_archive
 from .splits import official
-from .store import Store, StoredSamples, Writer, cache_folder, converted
+from .store import Store, StoredSamples, Writer, converted
 from .transforms import PictureTransform
 
 SHAPE = (32, 32, 3)

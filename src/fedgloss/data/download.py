@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ..errors import InvalidInput
-from ..files import sync_folder
+from ..files import cache_folder, sync_folder
 from .cifar import CIFAR10, unpacked
 from .datasets import DATA_SETS
 from .progress import progress_bar
-from .store import cache_folder, locked, sha256, writing_cache
+from .store import locked, sha256, writing_cache
 
 TIMEOUT = 10.0
 CHUNK = 1 << 18

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,22 +25,10 @@ from filelock import FileLock
 from torch import Tensor
 
 from ..errors import InvalidInput
-from ..files import sync_folder, write_atomically
+from ..files import cache_folder, sync_folder, write_atomically
 from .federation import Indices
 
 FORMAT = 1
-
-
-def cache_folder() -> Path:
-    """``$FEDGLOSS_CACHE``, else the platform's place for caches."""
-    chosen = os.environ.get("FEDGLOSS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fedgloss" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "fedgloss"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedgloss"
 
 
 def sha256(path: Path) -> str:

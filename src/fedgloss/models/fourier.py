@@ -14,6 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from .products import product
+
 LARGEST = 32
 """Longer sides are convolved directly: transforms by matrices grow with the third power of the side."""
 
@@ -42,12 +44,12 @@ def convolved(pictures: Tensor, weight: Tensor) -> Tensor:
     by = _transforms(height, width, kernel, pictures.dtype)
     half = height // 2 + 1
     # frequencies, then pictures, then channels: every product finds its factors as the one before it left them
-    rows = by.rows @ pictures.permute(2, 3, 0, 1).reshape(height, -1)
-    spectrum = (by.columns @ rows.view(half, 2 * width, -1)).view(-1, count, inputs)
-    kernels = (by.kernel @ weight.permute(2, 3, 1, 0).reshape(kernel**2, -1)).view(-1, inputs, outputs)
-    products = torch.bmm(spectrum, kernels)
-    columns = by.back_columns @ products.view(half, 3 * width, -1)
-    found = (by.back_rows @ columns.view(2 * half, -1)).view(tall, wide, count, outputs)
+    rows = product(by.rows, pictures.permute(2, 3, 0, 1).reshape(height, -1))
+    spectrum = product(by.columns, rows.view(half, 2 * width, -1)).view(-1, count, inputs)
+    kernels = product(by.kernel, weight.permute(2, 3, 1, 0).reshape(kernel**2, -1)).view(-1, inputs, outputs)
+    products = product(spectrum, kernels)
+    columns = product(by.back_columns, products.view(half, 3 * width, -1))
+    found = product(by.back_rows, columns.view(2 * half, -1)).view(tall, wide, count, outputs)
     return found.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
 
 
