@@ -57,6 +57,9 @@ def _nothing_remembered() -> Iterator[None]:
 def kernel() -> None:
     if isinstance(found := products._kernel(), Unavailable):
         pytest.skip(f"no kernel here: {found}")
+    usual, strides = (336, 64, 64), (64 * 64, 64, 1)
+    if not products._exact(usual, strides, usual, strides):
+        pytest.skip("torch adds up in another order on this processor")
 
 
 @pytest.fixture

@@ -122,15 +122,17 @@ def _exact(one_shape: Numbers, one_stride: Numbers, other_shape: Numbers, other_
 
 
 def _noise(shape: Numbers, stride: Numbers, start: int = 0) -> Tensor:
-    """Numbers without order, that lie in memory as is said."""
+    """Numbers without order, that lie in memory as is said. A prime number of them comes again and again: all of
+    them would take as much memory as a client's vectors, in every worker."""
     reach = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return _numbers(1 << max(reach.bit_length(), 21)).as_strided(shape, stride, start)
+    few = _numbers()
+    return few.repeat(-(-reach // len(few))).as_strided(shape, stride, start)
 
 
-@lru_cache(maxsize=1)
-def _numbers(count: int) -> Tensor:
+@cache
+def _numbers() -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(count, generator=generator, dtype=torch.float32, device="cpu")
+    return torch.randn(65_537, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _computed(one: Tensor, other: Tensor) -> Tensor:
