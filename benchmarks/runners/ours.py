@@ -20,12 +20,16 @@ from work import BATCH, CLASSES, LR, MEAN, PER_CLIENT, RHO, STD, WEIGHT_DECAY, p
 from fedgloss import ExactCohort, FedAvg, Federation, FedGloSS, FedSMOO, LocalTraining, Partition, Problem, Sam
 from fedgloss.algorithm import Algorithm
 from fedgloss.config import bytes_of
+from fedgloss.data.store import MappedArray
 from fedgloss.data.transforms import PictureTransform
+from fedgloss.files import write_atomically
 from fedgloss.messages import ClientState
 from fedgloss.models import build
 from fedgloss.tasks import ClientObjective, Objective
 from fedgloss.training import Plan, steps
 from fedgloss.transports import ClientStore, DiskStore, MemoryStore, open_simulation
+
+KEPT = Path(__file__).parents[1] / ".environments"
 
 LOCAL = LocalTraining(lr=LR, batch_size=BATCH, weight_decay=WEIGHT_DECAY)
 METHODS: dict[str, Algorithm] = {
@@ -39,9 +43,10 @@ METHODS: dict[str, Algorithm] = {
 
 @dataclass(frozen=True)
 class Repeated:
-    """The same pictures again and again, as many as are asked for: a million clients in little memory."""
+    """The same pictures again and again, as many as are asked for: a million clients in little memory. They lie in
+    a file that all processes map, as those of real data sets do."""
 
-    inputs: Tensor
+    pictures: MappedArray
     labels: Tensor
     count: int
 
@@ -53,8 +58,8 @@ class Repeated:
         return self.count
 
     def fetch(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(indices % len(self.labels))
-        return self.inputs.index_select(0, index), self.labels.index_select(0, index)
+        rows = indices % len(self.labels)
+        return torch.from_numpy(self.pictures.take(rows)), self.labels.index_select(0, torch.from_numpy(rows))
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,13 @@ class EvenPartition(Partition):
 
 def unit_problem(model: str, clients: int, per_client: int = PER_CLIENT) -> Problem:
     inputs, targets = pictures(min(clients, 100))
+    path = KEPT / f"pictures-{len(inputs)}.bin"
+    if not path.exists():
+        KEPT.mkdir(exist_ok=True)
+        write_atomically(path, inputs.tobytes())
     count = clients * per_client
-    samples = Repeated(torch.from_numpy(inputs[:count].copy()), torch.from_numpy(targets[:count].copy()), count)
+    mapped = MappedArray(path, inputs.dtype.str, inputs.shape)
+    samples = Repeated(mapped, torch.from_numpy(targets[:count].copy()), count)
     offsets = np.arange(0, count + 1, per_client, dtype=np.int64)
     partition = EvenPartition(np.empty(0, np.int64), offsets, per_client)
     federation = Federation(samples, partition, transform=PictureTransform(MEAN, STD))
