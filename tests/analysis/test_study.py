@@ -1,4 +1,4 @@
-"""The study of docs/flatness-study.md, from nothing: about half an hour on two idle cores."""
+"""The study of docs/flatness-study.md, from nothing: about an hour on two cores."""
 
 from __future__ import annotations
 
