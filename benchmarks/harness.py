@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,17 @@ class Running:
         if self.process.stdout.readline().strip() != "ready":
             self.stop()
             raise RuntimeError(f"{variant.name}: the runner {variant.runner} did not start")
+        self._signal(signal.SIGSTOP)
 
     def once(self) -> dict[str, Any]:
+        """One turn. Between turns its processes are held: some wait busily, which would slow the others' turns."""
+        self._signal(signal.SIGCONT)
+        try:
+            return self._once()
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _once(self) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         own = self.cpu_seconds()
@@ -72,6 +82,11 @@ class Running:
         others = min(1.0, max(0.0, busy - spent) / (wall * (os.cpu_count() or 1)))
         found: dict[str, Any] = json.loads(line)
         return {**found, "others": others, "core_seconds": spent}
+
+    def _signal(self, what: signal.Signals) -> None:
+        for number in self.tree():
+            with suppress(ProcessLookupError):
+                os.kill(number, what)
 
     def tree(self) -> list[int]:
         """The numbers of its process and all below it."""
@@ -112,6 +127,7 @@ class Running:
     def stop(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self._signal(signal.SIGCONT)
         self.process.stdin.close()
         try:
             self.process.wait(timeout=20)
