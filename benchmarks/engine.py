@@ -82,8 +82,8 @@ def sharpness() -> list[Line]:
     variants = [
         ours("SGD", workers=1, cohort=2),
         ours("SAM", workers=1, cohort=2, method="sam"),
-        ours("FedSAM", cohort=2, method="sam"),
-        ours("FedGloSS with SAM clients", cohort=2, method="fedgloss-sam"),
+        ours("FedSAM", method="sam"),
+        ours("FedGloSS with SAM clients", method="fedgloss-sam"),
     ]
     with running(variants) as started:
         turns = take_turns(started)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 RUNS = {
     "digits, FedAvg": ("run digits --method fedavg", 0.75),
     "digits, FedGloSS": ("run digits --method fedgloss --client sam", 0.90),
-    "fashion-mnist, FedGloSS": ("run fashion-mnist-cnn --method fedgloss --client sam --rounds 100", 0.50),
+    "fashion-mnist, FedGloSS": ("run fashion-mnist-cnn --method fedgloss --client sam --rounds 100", 0.45),
     "cifar10, FedAvg": ("run cifar10-cnn --method fedavg --alpha 100 --rounds 200", 0.41),
 }
 """What is run, and the accuracy it must pass: a little below the measured one, as machines round differently."""
