@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[], list[Line]]] = {
 }
 PAGES = {"hessian": "flatness.md"}
 """The page in docs that has a benchmark's table, where it is not performance.md."""
+LETTERS = "ABCDEFGH"
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
 
 
@@ -52,11 +53,13 @@ def table(of: Path) -> str:
         verdicts = {True: "yes", False: "**no**", None: ""}
         others = "" if content["others"] is None else f"{content['others']:.0%}"
         rows += [
-            f"| {line['what']} | {line['found']} | {line['target']} | {verdicts[line['holds']]} | {others} |"
+            f"| {line['what']} | {line['found']} | {line['target']} | {verdicts[line['holds']]} | {others} "
+            f"| {LETTERS[machines.index(about)]} |"
             for line in content["lines"]
         ]
-    heading = "| | median (quartiles) | target | holds | others' load |\n|---|---|---|---|---|\n"
-    return heading + "\n".join(rows) + f"\n\nMachine: {'; '.join(machines)}.\n"
+    heading = "| | median (quartiles) | target | holds | others' load | machine |\n|---|---|---|---|---|---|\n"
+    known = "; ".join(f"{letter}: {about}" for letter, about in zip(LETTERS, machines, strict=False))
+    return heading + "\n".join(rows) + f"\n\nMachines: {known}.\n"
 
 
 def main() -> None:

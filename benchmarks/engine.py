@@ -26,8 +26,7 @@ def share_of_peak(turns: Turns, name: str, flops: float) -> Spread:
 
 def share_of_core_time(turns: Turns, name: str, flops: float) -> Spread:
     """The same by processor time, which other programs on the machine disturb less; idle cores do not count."""
-    rates = [a / b for a, b in zip(turns.values("gemm", "done"), turns.values("gemm", "core_seconds"), strict=True)]
-    pairs = zip(turns.values(name, "core_seconds"), rates, strict=True)
+    pairs = zip(turns.values(name, "core_seconds"), turns.values("gemm", "flops_of_core"), strict=True)
     return Spread.of([flops / seconds / rate for seconds, rate in pairs])
 
 
