@@ -26,7 +26,10 @@ KINDS = {
         "aten::max_pool2d_with_indices_backward",
         "aten::fill_",
     ),
-    "matrix products (linear layers; here the second convolution too)": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "matrix products (linear layers; here the second convolution too)": (
+        *("aten::mm", "aten::addmm", "aten::bmm"),
+        *("_Product", "_ProductBackward"),  # those compiled here
+    ),
     "relu, both ways": ("aten::relu", "aten::threshold_backward", "aten::clamp_min"),
 }
 
