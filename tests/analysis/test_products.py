@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -386,6 +387,7 @@ def test_an_interrupt_ends_the_pass_and_frees_the_workers(monkeypatch: pytest.Mo
         asked.append(start)
         if start == 20:
             raise KeyboardInterrupt
+        time.sleep(0.01 if start > 20 else 0)  # as real batches take, so that there is something to end
         return fetch(self, start, stop)
 
     with monkeypatch.context() as patched:
