@@ -86,10 +86,7 @@ def cohorts() -> list[Line]:
 
 def population() -> list[Line]:
     """Round time against the number of clients, whose memories have 512 MB of RAM and a disk."""
-    variants = [
-        ours(f"{n:,} clients", clients=n, method="fedgloss", client_memory="512MB")
-        for n in POPULATIONS
-    ]
+    variants = [ours(f"{n:,} clients", clients=n, method="fedgloss", client_memory="512MB") for n in POPULATIONS]
     began, starts = time.perf_counter(), {}
     started: dict[str, Running] = {}
     try:
