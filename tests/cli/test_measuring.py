@@ -295,6 +295,23 @@ def test_a_rerun_computes_nothing_twice(runs: Path, monkeypatch: pytest.MonkeyPa
     assert measure_flatness(run, Terms(samples=300), Measures(top=1)) == first
 
 
+def test_what_was_measured_before_stays_beside_what_is_measured_now(runs: Path) -> None:
+    run, terms = MeasuredRun("fedavg"), Terms(samples=100)
+    first = measure_flatness(run, terms, Measures(top=2, sharpness=True, local=True, clients=2))
+    second = measure_flatness(run, terms, Measures(top=1, trace=True))
+    assert second.trace is not None
+    assert (second.local, second.drift, second.worst_case) == (first.local, first.drift, first.worst_case)
+    assert second.eigenvalues is not None
+    assert len(second.eigenvalues.top) == 1
+    third = measure_flatness(run, terms, Measures(top=1, local=True, clients=1))
+    assert [one.client for one in third.local] == [first.local[0].client]
+    path = runs / "fedavg" / "analysis" / "flatness-last-train-100-lanczos.json"
+    content = read_json(path)
+    content["means"]["loss"] += 1e-3  # as if of another model
+    write_json(path, content)
+    assert measure_flatness(run, terms, Measures(top=1)).trace is None
+
+
 class StopAfter:
     """Ctrl-C in the middle: after so many reports of progress."""
 

@@ -10,7 +10,10 @@ import pytest
 from cli import tiny
 from cli.command import Answer, fedgloss
 
+from fedgloss import flatness
+from fedgloss.analysis import load
 from fedgloss.cli.reproducing import Terms
+from fedgloss.flatness import Flatness, MeasuredRun, Measures, measure_flatness
 from fedgloss.job import build_algorithm
 from fedgloss.records import read_json
 from fedgloss.reports import paper
@@ -119,6 +122,23 @@ def test_sharpness_is_measured_where_a_cell_asks_for_it(call) -> None:
     assert found["ours"]["mean"] > 0
     assert found["verdict"] == "no verdict"
     assert found["published"]["value"] is not None
+    (run,) = {path.parent.parent for path in Path("out").glob("*/analysis/*.json")}
+    file = run / "analysis" / f"flatness-{flatness.Terms().stem}-power.json"
+    power = load(file, Flatness).eigenvalues
+    assert power is not None
+    assert (power.method, power.largest.value) == ("power", found["ours"]["mean"])
+    measure_flatness(MeasuredRun(run), measures=Measures(top=1))  # Lanczos: another figure, not the paper's
+    answer = call("sota_cnn_eig", "--cell", "*/cifar10/alpha=0/fedavg", "--read", *options)
+    assert json.loads(answer.out)["cells"] == [found]
+
+
+def test_what_one_table_measured_stays_for_it_when_another_measures_the_same_run(call) -> None:
+    options = ["--rounds", "2", "--seeds", "0", "--jobs", "1", "--out", "out", "--json"]
+    local = ["eigs_fedgloss", "--cell", "*/cifar10/client1/*/fedavg"]
+    first = json.loads(call(*local, *options).out)["cells"]
+    assert len([one for one in first if one["ours"]["mean"] > 0]) == 2
+    assert call("sota_cnn_eig", "--cell", "*/cifar10/alpha=0/fedavg", *options).code == 0
+    assert json.loads(call(*local, "--read", *options).out)["cells"] == first
 
 
 def test_the_distribution_of_classes_needs_no_training(call, tmp_path: Path) -> None:

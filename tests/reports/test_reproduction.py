@@ -147,7 +147,7 @@ def test_half_way_lost_norms_and_sharpness(base: Run) -> None:
     assert lost.verdict == "agrees"
     subject = {"weights": "last", "split": "train"}
     content = {"top": [{"value": 2.03}], "subject": subject}
-    measured = [Measurement("eigenvalues", "flatness", content)]
+    measured = [Measurement("eigenvalues", "flatness-last-train-power eigenvalues", content)]
     sharp = seeded("fedgloss-sam", base, [0.8] * 3, measurements=measured)
     assert answered("sota_cnn_eig/cifar10/alpha=0/fedgloss-sam", sharp).verdict == "agrees"
     elsewhere = {**content, "subject": {**subject, "split": "test"}}

@@ -368,13 +368,9 @@ def _terms(
 ) -> Terms:
     """The terms asked for; what is not said follows the fidelity."""
     from ..analysis.mean_loss import Weighting
-    from ..flatness import RELEASED, Constants, Model, Split, Terms
+    from ..flatness import Constants, Fidelity, Model, Split, Terms
 
-    if fidelity not in ("paper", "released"):
-        raise InvalidInput(f"--fidelity: is 'paper' or 'released', got {fidelity!r}")
-    base = Terms() if fidelity == "paper" else RELEASED
-    if fidelity == "released" and run.config.data.name not in ("cifar10", "cifar100"):
-        base = replace(base, constants="own")  # there is nothing to swap
+    base = run.usual_terms(_one_of(fidelity, Fidelity, "--fidelity"))
     return Terms(
         model=_one_of(model or base.model, Model, "--model"),
         on=_one_of(on or base.on, Split, "--on"),

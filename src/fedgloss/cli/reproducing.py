@@ -259,7 +259,7 @@ def _measure(wanted: Sequence[Cell], seeds: str | None, terms: Terms, folder: Pa
             if run is not None and cell.quantity == "gradients":
                 _count_gradients(run.path, terms.config(cell.setting, seed, False))
             elif run is not None and run.status == "finished":
-                _measure_model(cell, run.path, terms, console)
+                _measure_model(cell, run.path, console)
     _interpolate([cell for cell in wanted if cell.quantity == "interpolation"], seeds, find, console)
 
 
@@ -279,24 +279,16 @@ def _interpolate(wanted: Sequence[Cell], seeds: str | None, find: Finder, consol
             measure_interpolation(finished[0], finished[1], how, start=start, stop=stop)
 
 
-def _measure_model(cell: Cell, path: Path, terms: Terms, console: Console) -> None:
+def _measure_model(cell: Cell, path: Path, console: Console) -> None:
     """Curvature and surfaces of a run's final model."""
     quantity = cell.quantity
     if quantity not in ("lambda_1", "lambda_1_local", "lambda_1_global", "landscape", "local_landscape"):
         return
-    from ..flatness import (
-        RELEASED,
-        MeasuredRun,
-        Measures,
-        measure_flatness,
-        measure_landscape,
-        measure_local_landscapes,
-    )
-    from ..flatness import Terms as Measured
+    from ..flatness import MeasuredRun, Measures, measure_flatness, measure_landscape, measure_local_landscapes
 
     console.print(f"measuring {quantity} of {path.name}")
     run = MeasuredRun(path)
-    how = RELEASED if terms.fidelity == "released" else Measured()
+    how = run.usual_terms(run.config.fidelity)
     few = replace(how, samples=run.most_samples(how.on))
     low, high = cell.details.get("range", (-1.0, 1.0))
     if quantity == "landscape":
@@ -304,8 +296,7 @@ def _measure_model(cell: Cell, path: Path, terms: Terms, console: Console) -> No
     elif quantity == "local_landscape":
         measure_local_landscapes(run, replace(few, on="train"), span=(low, high))
     else:
-        measures = Measures(top=1, bottom=0, local=quantity != "lambda_1")
-        measure_flatness(run, how, replace(measures, method="power") if terms.fidelity == "released" else measures)
+        measure_flatness(run, how, Measures(top=1, bottom=0, method="power", local=quantity != "lambda_1"))
 
 
 def _count_gradients(path: Path, config: Config) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from ..costs import reach
 from ..errors import InvalidInput
 from ..records import RunFolder, read_json
+from .measurements import Kind
 from .paper import QUANTITIES, Cell, Exhibit, Setting, cells
 from .runs import Run, find_runs, read_run, short_names
 from .study import canonical
@@ -50,6 +51,13 @@ RULE = (
 
 GRADIENTS = "gradients.json"
 """In a run's analysis folder: gradients per local step, counted."""
+
+FLATNESS = {
+    "paper": ("flatness-last-train-power",),
+    "released": ("flatness-average100-test-swapped-batches-power", "flatness-average100-test-batches-power"),
+}
+"""Files of a run's analysis folder with the paper's estimator on each fidelity's terms; data but CIFAR's have no
+constants that could be swapped."""
 
 
 def key(config: Mapping[str, Any]) -> str:
@@ -273,23 +281,24 @@ def _gradients(run: Run) -> float | None:
 
 
 def _lambda(run: Run) -> float | None:
-    """The largest eigenvalue as the run's fidelity measures it."""
-    wanted = ("average100", "test") if run.config.get("fidelity") == "released" else ("last", "train")
-    for measurement in run.measurements:
-        if measurement.kind == "eigenvalues" and measurement.content["top"]:
-            subject = measurement.subject
-            if (subject.get("weights"), subject.get("split")) == wanted:
-                value = float(measurement.content["top"][0]["value"])
-                return value if math.isfinite(value) else None
-    return None
+    return next((_largest(found) for found in _flatness(run, "eigenvalues")), None)
 
 
 def _lambda_of_a_client(run: Run, cell: Cell) -> float | None:
-    measured = [measurement.content for measurement in run.measurements if measurement.kind == "local"]
-    place = int(cell.details["client"]) - 1
+    measured, place = _flatness(run, "local"), int(cell.details["client"]) - 1
     if place >= len(measured):
         return None
-    top = measured[place]["local" if cell.quantity == "lambda_1_local" else "union"]["top"]
+    return _largest(measured[place]["local" if cell.quantity == "lambda_1_local" else "union"])
+
+
+def _flatness(run: Run, kind: Kind) -> list[Mapping[str, Any]]:
+    """What was measured with the paper's estimator on the terms of the run's fidelity, nothing else."""
+    files = FLATNESS[run.config.get("fidelity", "paper")]
+    return [found.content for found in run.measurements if found.kind == kind and found.name.split()[0] in files]
+
+
+def _largest(eigenvalues: Mapping[str, Any]) -> float | None:
+    top = eigenvalues["top"]
     return float(top[0]["value"]) if top and math.isfinite(top[0]["value"]) else None
 
 
