@@ -53,10 +53,11 @@ def decode(kind: type[M], data: bytes, *, size: int | None = None) -> M:
         raise InvalidInput(f"message: a {kind.__name__} was expected, got {header.get('kind')!r}")
     try:
         tensors = safetensors.numpy.load(data)
-        values = tensors.pop("scalars")
+        values, whole = tensors.pop("scalars"), tensors.pop("whole")
+        if (values.dtype, whole.dtype) != (np.float64, np.int64):
+            raise ValueError(f"numbers of type {values.dtype} and {whole.dtype}")
         scalars = {str(n): float(v) for n, v in zip(header["scalars"], values, strict=True)}
-        whole = [int(v) for v in tensors.pop("whole")]
-        fields: dict[str, Any] = dict(zip(_WHOLE_NUMBERS[kind], whole, strict=True))
+        fields: dict[str, Any] = dict(zip(_WHOLE_NUMBERS[kind], map(int, whole), strict=True))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise InvalidInput(f"message: not a well-formed {kind.__name__} ({error})") from None
     vectors = {}
@@ -104,5 +105,5 @@ def _header(data: bytes) -> dict[str, Any]:
         (length,) = struct.unpack_from("<Q", data)
         header = json.loads(data[8 : 8 + length])
         return dict(json.loads(header["__metadata__"]["message"]))
-    except (struct.error, ValueError, KeyError, TypeError, OverflowError):
+    except (struct.error, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise InvalidInput("message: not a safetensors message") from None

@@ -360,7 +360,7 @@ def test_what_sites_send_amiss_is_refused_and_named_and_the_rest_goes_on(deploym
     assert " 413 " in f" {(deployment.folder / 'proxy/access.log').read_text()}".replace("\n", " ")
     assert "duplicate reply" in deployment.logs("superlink*.log")  # of site 0, whose first reply counts
     # sigma = mean of sigma_k, as it lies on the sites' own disks
-    state, name = final(run), read_json(run / "federation.json")["run"]
+    state, name = final(run), read_json(run / "identity.json")["run"]
     versions = Checkpoints(RunFolder(run)).versions(state.round)
     assert versions.keys() == set(range(SITES))
     duals = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import torch
 from federation.sites import LOCAL, SITES, Courier, learning, problem
 
 from fedgloss import FedGloSS, InvalidInput, Sam, train
+from fedgloss.algorithm import Aggregate, Dropped
 from fedgloss.algorithms import METHODS, build
 from fedgloss.checkpoint import Checkpoints
 from fedgloss.codec import decode, encode
-from fedgloss.federation import Privacy, Reply, Rules, SiteMemory, TooFewSites, serve
-from fedgloss.messages import ClientState, ServerState, Update
+from fedgloss.federation import Learning, Privacy, Reply, Rules, SiteMemory, TooFewSites, serve
+from fedgloss.federation.privacy import Noised
+from fedgloss.messages import Broadcast, ClientState, ServerState, Update
 from fedgloss.records import RunFolder, read_json, read_lines
 from fedgloss.sampling import ExactCohort, IndependentCohort
 
@@ -77,7 +80,7 @@ def test_a_run_s_name_cannot_lead_out_of_the_folder(run: str, tmp_path: Path) ->
 
 def sigma_law(folder: RunFolder, courier: Courier) -> float:
     """How far the server's dual is from the mean of the sites' duals, relatively."""
-    state, run = final(folder), read_json(folder.path / "federation.json")["run"]
+    state, run = final(folder), read_json(folder.path / "identity.json")["run"]
     versions = Checkpoints(folder).versions(state.round)
     duals = [courier.memory(site, run, version)["dual"].double() for site, version in versions.items()]
     mean = torch.stack(duals).sum(0) / SITES
@@ -132,6 +135,17 @@ def with_value(honest: dict[str, Any], value: float) -> bytes:
     return encode(replace(update, vectors={"delta": delta}))
 
 
+def with_infinite_size(update: bytes) -> bytes:
+    """The size as a float, in as many bytes: what is eight bytes of I64 is eight of F64."""
+    changed = update.replace(b'"dtype":"I64"', b'"dtype":"F64"')
+    at = changed.rindex(struct.pack("<q", decode(Update, update).size))
+    return changed[:at] + struct.pack("<d", float("inf")) + changed[at + 8 :]
+
+
+def brackets(length: int) -> bytes:
+    return struct.pack("<Q", length - 8) + b"[" * (length - 8)
+
+
 FAULTS = {
     "a NaN": (lambda h: h | {"update": with_value(h, float("nan"))}, "sent a delta that is not finite"),
     "an infinity": (lambda h: h | {"update": with_value(h, float("inf"))}, "sent a delta that is not finite"),
@@ -154,6 +168,18 @@ FAULTS = {
     "a loss that is not finite": (
         lambda h: h | {"update": encode(broken(h, scalars={n: float("nan") for n in broken(h).scalars}))},
         "that is not finite",
+    ),
+    "a loss beyond all bounds": (
+        lambda h: h | {"update": encode(broken(h, scalars=dict.fromkeys(broken(h).scalars, 1e308)))},
+        "sent a steps of 1e+308",
+    ),
+    "a number of samples that is infinite": (
+        lambda h: h | {"update": with_infinite_size(h["update"])},
+        "message: not a well-formed Update",
+    ),
+    "brackets without end": (
+        lambda h: h | {"update": brackets(len(h["update"]))},
+        "message: not a safetensors message",
     ),
     "garbage": (lambda h: h | {"update": b"\xff" * len(h["update"])}, "message: not a safetensors message"),
     "a bomb": (lambda h: h | {"update": b"\x00" * 10**7}, "sent 10000000 bytes where an update has"),
@@ -286,7 +312,6 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
 )
 def test_a_site_refuses_what_is_no_letter(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     from fedgloss.federation import answer
-    from fedgloss.messages import Broadcast
 
     chosen = learning("fedgloss")
     broadcast = encode(Broadcast({"params": chosen.objective().initial()}, 0))
@@ -300,12 +325,23 @@ def test_a_site_refuses_what_is_no_letter(change: dict[str, Any], reason: str, t
 # Privacy
 
 
+PRIVACY = Privacy(clip=0.5, noise=1.1)
+
+
+def private(
+    name: str = "fedgloss", probability: float = 0.6, privacy: Privacy = PRIVACY, **options: Any
+) -> Learning:
+    algorithm = build(name, privacy.clipped(LOCAL))
+    return learning(algorithm, sampling=IndependentCohort(probability), privacy=privacy, **options)
+
+
+def epsilons(folder: RunFolder) -> list[float]:
+    return [line["epsilon"] for line in read_lines(folder.path / "privacy.jsonl")]
+
+
 @pytest.mark.integration  # needs the accountant of the extra
 def test_privacy_clips_what_is_sent_and_what_is_kept_and_accounts_for_the_noise(tmp_path: Path) -> None:
-    privacy = Privacy(clip=0.5, noise=1.1)
-    algorithm = build("fedgloss", privacy.clipped(LOCAL))
-    sampling = IndependentCohort(0.6)
-    chosen = learning(algorithm, rounds=4, sampling=sampling, privacy=privacy)
+    chosen = private(rounds=4, probability=0.99)
     norms: list[float] = []
 
     def look(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> None:
@@ -317,20 +353,102 @@ def test_privacy_clips_what_is_sent_and_what_is_kept_and_accounts_for_the_noise(
     folder, courier = RunFolder(tmp_path / "run"), Courier(chosen, tmp_path, look)
     serve(chosen, courier, folder)
     assert max(norms) == pytest.approx(0.5, rel=1e-5)
-    spent = [line["epsilon"] for line in read_lines(folder.path / "privacy.jsonl")]
-    assert spent == [privacy.spent(0.6, done) for done in (1, 2, 3, 4)]
-    assert sorted(spent) == spent
+    assert epsilons(folder) == [PRIVACY.spent(0.99, [1] * done) for done in (1, 2, 3, 4)]
+    assert sorted(epsilons(folder)) == epsilons(folder)
     # a published point: q = 0.01, noise 4, 10,000 steps, delta 1e-5 is epsilon 1.26 (Abadi et al. 2016)
-    assert Privacy(clip=1.0, noise=4.0).spent(0.01, 10_000) == pytest.approx(1.26, abs=0.25)
+    assert Privacy(clip=1.0, noise=4.0).spent(0.01, [1] * 10_000) == pytest.approx(1.26, abs=0.25)
     assert sigma_law(folder, courier) > 0.1  # the noise is the server's alone, by design
 
 
-def test_privacy_needs_independent_sampling_and_methods_that_send_deltas_alone(tmp_path: Path) -> None:
-    privacy = Privacy(clip=0.5, noise=1.0)
-    one = learning(build("fedavg", privacy.clipped(LOCAL)), privacy=privacy)
+@pytest.mark.integration
+def test_sums_of_one_draw_are_protected_by_sampling_once() -> None:
+    together, apart = PRIVACY.spent(0.1, [2] * 100), PRIVACY.spent(0.1, [1] * 200)
+    assert together > 1.2 * apart
+    assert PRIVACY.spent(1.0, [2] * 100) == pytest.approx(PRIVACY.spent(1.0, [1] * 200))  # no sampling, no matter
+
+
+@pytest.mark.integration
+def test_who_takes_part_is_drawn_in_secret_and_may_be_nobody(tmp_path: Path) -> None:
+    chosen = private("fedavg", probability=0.15, rounds=40)
+    cohorts, lengths = [], []
+    for name in ("one", "other"):  # the same seed
+        folder = RunFolder(tmp_path / name)
+        serve(chosen, Courier(chosen, tmp_path / f"sites-{name}"), folder)
+        rounds = read_lines(folder.rounds, "round")
+        cohorts.append([line["cohort"] for line in rounds])
+        lengths += [line["norms"]["update"] for line in rounds if not line["cohort"]]
+    assert cohorts[0] != cohorts[1]
+    assert len(lengths) > 20  # of 80, with 0.85**3 each
+    expected = PRIVACY.noise * PRIVACY.clip * chosen.objective().layout.size ** 0.5  # divided by one site a round
+    assert lengths == pytest.approx([expected] * len(lengths), rel=0.2)  # noise, as in any other round
+
+
+def test_the_sum_is_divided_by_what_was_expected_not_by_who_answered(tmp_path: Path) -> None:
+    released: list[int] = []
+    noised = Noised(lambda b, c: sums, Privacy(clip=1.0, noise=1e-9), 2, released.append)
+    one = Update({"delta": torch.tensor([3.0, 1.0])}, 1, {"loss": 0.0})
+    broadcast = Broadcast({"params": torch.zeros(2)}, 5)
+    for sums in ([one], [one, Dropped(1, "left")], [one] * 3, []):
+        answered = [update for update in noised(broadcast, [0, 1, 2]) if isinstance(update, Update)]
+        folded, count = Aggregate(answered), sum(isinstance(update, Update) for update in sums)
+        assert folded.count == 2
+        assert folded.sum("delta").tolist() == pytest.approx([3.0 * count, count], abs=1e-6)
+        assert folded.mean("delta").tolist() == pytest.approx([1.5 * count, 0.5 * count], abs=1e-6)
+    assert released == [5] * 4
+
+
+@pytest.mark.integration
+def test_a_sum_that_left_is_paid_for_though_its_round_was_done_again(tmp_path: Path) -> None:
+    chosen = private("naive-fedgloss", probability=1.0, rounds=2)
+    failures = iter([True])
+
+    def fault(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> Sequence[Reply] | None:
+        late = honest["round"] == 1 and honest["purpose"] == "train" and next(failures, False)
+        return [Reply(site, error="failed")] if late else None
+
+    folder = RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path, fault), folder, Rules(minimum=3))
+    lines = read_lines(folder.path / "privacy.jsonl")
+    assert [(line["round"], line["draw"]) for line in lines] == [(0, 1), (0, 1), (1, 2), (1, 3), (1, 3)]
+    assert epsilons(folder)[-1] == PRIVACY.spent(1.0, [2, 1, 2])
+
+
+@pytest.mark.integration
+def test_what_was_spent_survives_the_server_and_other_terms_are_refused(tmp_path: Path) -> None:
+    chosen, folder = private(rounds=3, probability=1.0), RunFolder(tmp_path / "run")
+    letters = iter(range(100))
+
+    def fault(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> None:
+        if next(letters) == 4:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        serve(chosen, Courier(chosen, tmp_path, fault), folder)
+    serve(chosen, Courier(chosen, tmp_path), folder)
+    assert epsilons(folder) == [PRIVACY.spent(1.0, [1] * done) for done in (1, 2, 3)]
+    other = private(rounds=3, probability=1.0, privacy=Privacy(clip=0.5, noise=5.0))
+    with pytest.raises(InvalidInput, match=r"holds a run with privacy .*noise 1\.1.*, now .*noise 5"):
+        serve(other, Courier(other, tmp_path), folder)
+    bare = learning("fedgloss")
+    with pytest.raises(InvalidInput, match=r"holds a run with privacy .*, now off"):
+        serve(bare, Courier(bare, tmp_path), folder)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("scaffold", "this method sends control_delta too, which is not clipped"),
+        ("mofedsam", "this method divides by the sites' steps, which are not sent"),
+    ],
+)
+def test_privacy_needs_methods_that_send_deltas_alone(name: str, reason: str, tmp_path: Path) -> None:
+    other = private(name, probability=1.0)
+    with pytest.raises(InvalidInput, match=reason):
+        serve(other, Courier(other, tmp_path), RunFolder(tmp_path / "other"))
+
+
+def test_privacy_needs_independent_sampling(tmp_path: Path) -> None:
+    one = learning(build("fedavg", PRIVACY.clipped(LOCAL)), privacy=PRIVACY)
     with pytest.raises(InvalidInput, match=r"needs sites drawn independently; set training\.participation"):
         serve(one, Courier(one, tmp_path), RunFolder(tmp_path / "run"))
-    sampling = IndependentCohort(1.0)
-    other = learning(build("scaffold", privacy.clipped(LOCAL)), sampling=sampling, privacy=privacy)
-    with pytest.raises(InvalidInput, match="this method sends control_delta too, which is not clipped"):
-        serve(other, Courier(other, tmp_path), RunFolder(tmp_path / "other"))

@@ -21,6 +21,9 @@ from ..transports.schedule import shared_out
 from ..vectors import Layout, Vector, norm
 from .memory import NEVER
 
+LARGEST_SCALAR = 1e12
+"""No loss, step count or sum of learning rates is larger; sums over sites of what is smaller stay finite."""
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -85,10 +88,8 @@ class SiteTransport:
         self.taken = taken
         self.used: dict[int, int] = {}
         self.incidents: list[dict[str, Any]] = []
-        self.exchanges = 0
 
     def __call__(self, broadcast: Broadcast, cohort: Sequence[int]) -> Iterator[Update | Dropped]:
-        self.exchanges += 1
         expected = self.expected(broadcast)
         online = self._post.connected(cohort)
         data = encode(broadcast)
@@ -164,6 +165,8 @@ class SiteTransport:
         for name, value in update.scalars.items():
             if not math.isfinite(value):
                 raise InvalidInput(f"sent a {name} that is not finite")
+            if abs(value) > LARGEST_SCALAR:
+                raise InvalidInput(f"sent a {name} of {value:.3g}, above {LARGEST_SCALAR:g}")
         for name, vector in update.vectors.items():
             if vector.dtype != self._layout.dtype:
                 raise InvalidInput(f"sent a {name} of type {vector.dtype}, the model has {self._layout.dtype}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import safetensors.torch
@@ -38,7 +39,7 @@ from ..training import Step, steps
 from ..vectors import Vector
 from .definition import Learning, evaluation_federation
 from .exchange import Post, Rules, SiteTransport, TooFewSites
-from .privacy import Noised, check_private
+from .privacy import Noised, Privacy, SecretCohort, check_private
 
 log = logging.getLogger("fedgloss")
 
@@ -68,10 +69,15 @@ def serve(
 
     A round with too few answers is done again, at most so many ``attempts`` in a row.
     """
-    objective = learning.objective()
-    learning.plan.sampling.check(learning.sites)
-    if learning.privacy is not None and not isinstance(learning.plan.sampling, IndependentCohort):
-        raise InvalidInput("privacy: the accountant needs sites drawn independently; set training.participation")
+    objective, sampling = learning.objective(), learning.plan.sampling
+    sampling.check(learning.sites)
+    if learning.privacy is not None:
+        if not isinstance(sampling, IndependentCohort):
+            raise InvalidInput(
+                "privacy: the accountant needs sites drawn independently; set training.participation"
+            )
+        learning.privacy.spent(sampling.probability, [1])  # is the accountant there?
+        learning = replace(learning, plan=replace(learning.plan, sampling=SecretCohort(sampling.probability)))
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
         run = _open_folder(learning, folder)
@@ -102,9 +108,6 @@ class _Server:
         self._sites = SiteTransport(
             post, learning.algorithm, objective.layout, run, rules, dict(self._taken.versions)
         )
-        self._releases = 0
-        if learning.privacy is not None:
-            self._releases = sum(line["releases"] for line in read_lines(names["privacy"]))
 
     def close(self) -> None:
         self._checkpoints.close()
@@ -116,8 +119,7 @@ class _Server:
         federation, failures = evaluation_federation(learning), 0
         transport: UnreliableTransport = self._sites
         if learning.privacy is not None:
-            check_private(self._sites.expected(next(learning.algorithm.server_round(self._state))))
-            transport = Noised(self._sites, learning.privacy)
+            transport = self._private(learning.privacy)
 
         def judge(params: Vector) -> Mapping[str, float]:
             assert federation is not None
@@ -127,7 +129,6 @@ class _Server:
         self._save()
         judged = judge if federation is not None else None
         while self._state.round < learning.plan.rounds:
-            self._sites.exchanges = 0
             try:
                 for step in steps(learning.algorithm, learning.plan, self._state, transport, layout, judged):
                     self._finish(step)
@@ -135,7 +136,9 @@ class _Server:
             except TooFewSites as error:
                 failures += 1
                 self._note_incidents()
+                self._save()
                 if failures == attempts:
+                    self._summarise("interrupted")
                     raise
                 log.warning("%s; the round is done again", error)
             except Diverged as error:
@@ -150,7 +153,6 @@ class _Server:
         if step.evaluation is not None:
             self._journals["rounds"].append(evaluation_line(step.evaluation))
         self._note_incidents()
-        self._account(step)
         self._state = step.state
         self._taken.changed = dict(self._sites.used)
         self._save()
@@ -160,16 +162,22 @@ class _Server:
         left_out = f"  without {sorted(step.round.dropped)}" if step.round.dropped else ""
         log.info("round %d  loss %.4g%s%s", step.round.round, step.round.loss, shown, left_out)
 
-    def _account(self, step: Step) -> None:
-        privacy, sampling = self._learning.privacy, self._learning.plan.sampling
-        if privacy is None or not isinstance(sampling, IndependentCohort):
-            return
-        releases, self._sites.exchanges = self._sites.exchanges, 0
-        self._releases += releases
-        epsilon = privacy.spent(sampling.probability, self._releases)
-        self._journals["privacy"].append(
-            {"round": step.round.round, "releases": releases, "epsilon": epsilon, "delta": privacy.delta}
-        )
+    def _private(self, privacy: Privacy) -> Noised:
+        """The transport of a private federation, which accounts for each sum before it leaves."""
+        algorithm, sampling, sites = self._learning.algorithm, self._learning.plan.sampling, self._learning.sites
+        assert isinstance(sampling, SecretCohort)
+        check_private(algorithm, self._state, self._sites.expected(next(algorithm.server_round(self._state))))
+        releases = Counter(line["draw"] for line in read_lines(self._folder.path / "privacy.jsonl"))
+        sampling.draws = max(releases, default=0)
+
+        def released(round: int) -> None:
+            releases[sampling.draws] += 1
+            epsilon = privacy.spent(sampling.probability, releases.values())
+            line = {"round": round, "draw": sampling.draws, "epsilon": epsilon, "delta": privacy.delta}
+            self._journals["privacy"].append(line)
+            self._save()
+
+        return Noised(self._sites, privacy, sampling.expected(sites), released)
 
     def _note_incidents(self) -> None:
         for incident in self._sites.incidents:
@@ -215,12 +223,23 @@ class _Server:
 
 def _open_folder(learning: Learning, folder: RunFolder) -> str:
     """Begin or recognise the run; returns its name, by which sites find the memory that belongs to it."""
-    identity = folder.path / "federation.json"
+    path = folder.path / "identity.json"
+    privacy = None if learning.privacy is None else asdict(learning.privacy)
     if not folder.exists:
-        write_json(identity, {"run": uuid.uuid4().hex})
+        write_json(path, {"run": uuid.uuid4().hex, "privacy": privacy})
         write_json(folder.environment, {"format": FORMAT, **describe_environment()})
         write_atomically(folder.config, learning.config.encode())
     folder.require()
     if decisive(folder.config.read_text()) != decisive(learning.config):
         raise InvalidInput(f"{folder.path}: holds a run with another configuration; choose another run-folder")
-    return str(read_json(identity)["run"])
+    identity = read_json(path)
+    if identity["privacy"] != privacy:
+        raise InvalidInput(
+            f"{folder.path}: holds a run with privacy {_in_words(identity['privacy'])}, now {_in_words(privacy)}: "
+            "what was spent could not be told; choose another run-folder"
+        )
+    return str(identity["run"])
+
+
+def _in_words(privacy: Mapping[str, float] | None) -> str:
+    return "off" if privacy is None else ", ".join(f"{name} {value:g}" for name, value in privacy.items())
