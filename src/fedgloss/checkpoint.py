@@ -57,7 +57,26 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds done at each whole checkpoint, in order."""
-        return sorted(int(p.stem) for p in self.folder.checkpoints.glob("*.json") if p.stem.isdigit())
+        try:
+            names = [path for path in self.folder.checkpoints.iterdir() if path.suffix == ".json"]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InvalidInput(f"{self.folder.checkpoints}: cannot be read ({error.strerror})") from None
+        return sorted(int(path.stem) for path in names if path.stem.isdecimal())
+
+    def newest(self) -> int | None:
+        """The rounds done at the newest checkpoint, None before there is any.
+
+        A run saves its first state before its first record: records without a checkpoint have lost theirs.
+        """
+        kept = self.rounds()
+        if not kept and self.folder.rounds.exists() and self.folder.rounds.stat().st_size:
+            raise InvalidInput(
+                f"{self.folder.path}: has records but no checkpoint; put {self.folder.checkpoints.name}/ back, "
+                "or choose another folder"
+            )
+        return max(kept, default=None)
 
     def manifest(self, done: int) -> Manifest:
         path = self._path(done, "json")

@@ -24,6 +24,7 @@ from .algorithms import FIDELITIES, METHODS
 from .compute import Precision
 from .data.federate import SPLITS
 from .errors import InvalidInput
+from .files import read_text
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -203,7 +204,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def parse_value(text: str) -> Any:
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also a number of more digits than Python reads
         return text
     return found["value"] if len(found) == 1 else text
 
@@ -246,7 +247,7 @@ def _toml_table(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else json.dumps(name)
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else _text(name)
 
 
 def _toml(value: Any) -> str:
@@ -254,7 +255,12 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    return json.dumps(value)
+    return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _text(value: str) -> str:
+    """As TOML wants it: no pairs of surrogates, which JSON writes for what lies beyond the first plane."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 def _source(source: str | Path | None) -> tuple[str | None, Path | None]:
@@ -266,7 +272,7 @@ def _source(source: str | Path | None) -> tuple[str | None, Path | None]:
     path = Path(source)
     if path.is_file():
         inherits = _read_toml(path).get("preset")
-        if inherits is not None and inherits not in known:
+        if inherits is not None and str(inherits) not in known:
             raise InvalidInput(f"{path}: preset: {_unknown(str(inherits), known, 'preset')}")
         return inherits, path
     if path.suffix == ".toml" or path.parent != Path():
@@ -279,14 +285,14 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{path}: is not text") from None
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: is not TOML: {error}") from None
+    for name in {"methods", "summary"} & content.keys():  # what only our presets say of themselves
+        raise InvalidInput(f"{path}: {name}: unknown key")
+    return content
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,19 +335,25 @@ def _chosen_for_the_method(
         raise InvalidInput(f"algorithm.name: {_unknown(str(name), METHODS, 'method')}")
     tables = _last(layers, "methods") or {}
     chosen = {"name": name, **tables.get(name, {})}
-    inner = _last(layers, "algorithm", "inner")
+    inside = _last(layers, "algorithm", "inner", "name") or "fedavg"
     if METHODS[name].wraps:
-        inside = inner.get("name", "fedavg") if isinstance(inner, Mapping) else "fedavg"
         chosen["inner"] = {"name": inside, **(tables.get(inside, {}) if isinstance(inside, str) else {})}
     found = [(f"chosen for {name}", {"algorithm": chosen})]
     fidelity = _last(layers, "fidelity") or "paper"
     if fidelity == "released":
-        implied = {k: v for k, v in FIDELITIES["released"].items() if k in METHODS[name].options}
+        implied = _implied(name)
+        if METHODS[name].wraps and isinstance(inside, str) and inside in METHODS and (within := _implied(inside)):
+            implied["inner"] = within
         content: dict[str, Any] = {"algorithm": implied} if implied else {}
         if str(_last(layers, "data", "name")).startswith("cifar"):
             content["data"] = {"split": "official", "options": {"emulate_leak": True, "draw": "batch"}}
         found.append(("fidelity released", content))
     return found
+
+
+def _implied(method: str) -> dict[str, Any]:
+    """What the released code does otherwise, of the options this method has."""
+    return {k: v for k, v in FIDELITIES["released"].items() if k in METHODS[method].options}
 
 
 def _validate(merged: dict[str, Any], origins: Mapping[str, str]) -> Config:
@@ -376,9 +388,10 @@ def _validate_method(
     except ValidationError as error:
         problems += [_explain(e, model, origins, place) for e in error.errors(include_url=False)]
         checked = {}
-    if METHODS[name].wraps:
-        wrapped = dict(inner) if isinstance(inner, Mapping) else {"name": "fedavg"}
-        checked["inner"] = _validate_method(wrapped, f"{place}.inner", problems, origins)
+    if METHODS[name].wraps and isinstance(inner, Mapping | None):
+        checked["inner"] = _validate_method(dict(inner or {}), f"{place}.inner", problems, origins)
+    elif METHODS[name].wraps:
+        problems.append(f"{place}.inner: is a section; the method inside is {place}.inner.name, got {inner!r}")
     elif inner is not None:
         problems.append(f"{place}.inner: {name} wraps no other method")
     return {"name": name, **checked}

@@ -51,9 +51,13 @@ def run_model(folder: RunFolder, *, average: bool = False) -> nn.Module:
     return module
 
 
-def export_model(folder: RunFolder, path: Path, *, average: bool = False) -> None:
-    """Write the model's state dict as safetensors or, for ``.pt``, with ``torch.save``."""
+def export_model(folder: RunFolder, path: Path, *, average: bool = False) -> int:
+    """Write the model's state dict as safetensors or, for ``.pt``, with ``torch.save``; returns the rounds it has
+    seen."""
     state = {name: tensor.contiguous() for name, tensor in run_model(folder, average=average).state_dict().items()}
+    for name, tensor in state.items():
+        if not tensor.isfinite().all():
+            raise InvalidInput(f"{folder.path}: its weights {name!r} hold a NaN or infinity: no model to export")
     if path.suffix == ".pt":
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -62,3 +66,4 @@ def export_model(folder: RunFolder, path: Path, *, average: bool = False) -> Non
         data = safetensors.torch.save(state)
     with disk_errors(path):
         write_atomically(path, data)
+    return Checkpoints(folder).rounds()[-1]

@@ -49,6 +49,20 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path}: is not text") from None
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """A full disk or a read-only folder is the user's to mend: say which, in one line."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import Busy, InvalidInput
-from .files import write_atomically
+from .files import disk_errors, read_bytes, write_atomically
 from .training import Evaluation, Round
 
 FORMAT = 1
@@ -65,7 +65,9 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run against a second writer. The lock ends with the process, however that ends."""
-        with self.lock.open("w") as file:
+        with disk_errors(self.path):
+            file = self.lock.open("w")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -82,7 +84,7 @@ class RunFolder:
                 return False
         except Busy:
             return True
-        except OSError:
+        except InvalidInput:
             return False
 
 
@@ -129,10 +131,10 @@ def evaluation_line(evaluation: Evaluation) -> dict[str, Any]:
 def read_lines(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The whole lines of a journal, of one ``type`` if given; a torn last line is left out."""
     found = []
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, text in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InvalidInput(f"{path}: line {number} is not JSON") from None
         if kind is None or line.get("type") == kind:
             found.append(line)
@@ -141,16 +143,15 @@ def read_lines(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def torn_line(path: Path) -> bool:
     """Whether the last line was cut off in the middle of being written."""
-    data = path.read_bytes() if path.exists() else b""
+    data = read_bytes(path) if path.exists() else b""
     return bool(data) and not data.endswith(b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    data = read_bytes(path)
     try:
-        loaded = json.loads(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError:
+        loaded = json.loads(data)
+    except (ValueError, RecursionError):
         raise InvalidInput(f"{path}: is not JSON") from None
     if not isinstance(loaded, dict):
         raise InvalidInput(f"{path}: is not a JSON object")

@@ -20,7 +20,7 @@ from .costs import ledger
 from .data.statistics import portrait
 from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
-from .files import disk_errors, write_atomically
+from .files import disk_errors, read_text, write_atomically
 from .forkserver import prepare_workers
 from .messages import ServerState
 from .precision import settle
@@ -75,7 +75,10 @@ def fingerprint(config: str) -> str:
 
 def decisive(config: str) -> dict[str, Any]:
     """The part of a configuration that decides each round's numbers."""
-    content = tomllib.loads(config)
+    try:
+        content = tomllib.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"config.toml: is not TOML: {error}") from None
     content["run"] = {"device": content.get("run", {}).get("device", "cpu")}
     content["training"] = {k: v for k, v in content.get("training", {}).items() if k != "rounds"}
     return content
@@ -143,6 +146,8 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
         state, lengths = _starting_point(job, algorithm, objective, checkpoints)
         with closing(checkpoints), _open_journals(folder, lengths) as journals:
             store = _open_store(folder, checkpoints, objective, execution, state.round if lengths else None)
+            with disk_errors(folder.path):
+                write_atomically(folder.config, job.config.encode())  # more rounds may be asked for than before
             loop = _Loop(job, algorithm, objective, execution, checkpoints, store, journals, list(trackers))
             for tracker in trackers:
                 tracker.started(job, state.round, notices)
@@ -277,7 +282,7 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
             write_atomically(folder.config, job.config.encode())
         return notices
     folder.require()
-    differences = summary_of_differences(decisive(folder.config.read_text()), decisive(job.config))
+    differences = summary_of_differences(decisive(read_text(folder.config)), decisive(job.config))
     if differences:
         raise InvalidInput(
             f"{folder.path}: holds a run with another configuration ({'; '.join(differences)}); "
@@ -296,8 +301,6 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     changed = differing_environment(read_json(folder.environment), environment)
     if changed:
         notices.append(f"this machine may give other last bits: {'; '.join(changed)}")
-    with disk_errors(folder.path):
-        write_atomically(folder.config, job.config.encode())
     return notices
 
 
@@ -305,7 +308,7 @@ def _starting_point(
     job: Job, algorithm: Algorithm, objective: Objective, checkpoints: Checkpoints
 ) -> tuple[ServerState, Mapping[str, int]]:
     """The newest checkpoint's state and record lengths, or a first state and none."""
-    done = max(checkpoints.rounds(), default=None)
+    done = checkpoints.newest()
     if done is None:
         return algorithm.init_server(objective.initial(), job.problem.federation.population), {}
     manifest = checkpoints.manifest(done)

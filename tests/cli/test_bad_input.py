@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgloss import InvalidInput
-from fedgloss.config import Config, flatten, presets, resolve
+from fedgloss.config import Config, flatten, presets, resolve, to_toml
 
 FILES = {
     "syntax.toml": "[local\nlr = 1",
@@ -33,6 +33,10 @@ FILES = {
     "fidelity.toml": 'preset = "digits"\nfidelity = "exact"',
     "nan.toml": 'preset = "digits"\n[local]\nlr = nan',
     "weights.safetensors": b"not weights",
+    "preset_list.toml": "preset = [1]",
+    "methods.toml": 'preset = "digits"\nmethods = 3',
+    "many_digits.toml": f"[training]\nrounds = {'9' * 5000}",
+    "deep.toml": f"[data]\noptions = {'[' * 5000}",
 }
 
 RUN = ["run", "digits", "--rounds", "2"]
@@ -48,6 +52,16 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["run", "empty_preset.toml"],
         "empty_preset.toml: preset: unknown preset 'cifar10-cn'; did you mean 'cifar10-cnn'",
     ),
+    (["run", "preset_list.toml"], "preset_list.toml: preset: unknown preset '[1]'"),
+    (["run", "methods.toml"], "methods.toml: methods: unknown key"),
+    (["run", "many_digits.toml"], "many_digits.toml: is not TOML"),
+    (["run", "deep.toml"], "deep.toml: is not TOML"),
+    ([*RUN, "--set", f"local.lr={'9' * 5000}"], "local.lr"),
+    (
+        [*RUN, "--method", "wima", "--set", "algorithm.inner=fedprox"],
+        "algorithm.inner: is a section; the method inside",
+    ),
+    (["compare", "digits", "--methods", "fedavg", "--seeds", "²"], "--seeds ²: must be whole numbers"),
     (["run", "typo.toml"], "typo.toml: local.learning_rate: unknown key"),
     (["run", "section.toml"], "section.toml: lokal: unknown key; did you mean 'local'?"),
     (["run", "type.toml"], "type.toml: training.rounds: input should be a valid integer, got 'many'"),
@@ -228,9 +242,15 @@ VALUES = st.one_of(
     st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4),
     st.lists(st.text(max_size=12), max_size=2),
 )
-def test_any_configuration_is_accepted_or_refused_in_words(source: str, options: dict, texts: list[str]) -> None:
+def test_any_configuration_is_accepted_and_read_back_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, source: str, options: dict, texts: list[str]
+) -> None:
     with contextlib.suppress(InvalidInput):
-        assert isinstance(resolve(source, options, texts).config, Config)
+        config = resolve(source, options, texts).config
+        assert isinstance(config, Config)
+        kept = tmp_path_factory.mktemp("fuzz") / "config.toml"
+        kept.write_text(to_toml(config))
+        assert resolve(kept).config == config
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

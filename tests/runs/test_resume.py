@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,8 +149,31 @@ def test_more_rounds_are_the_rounds_of_a_longer_run(tmp_path: Path) -> None:
 
 def test_fewer_rounds_than_done_are_refused(tmp_path: Path) -> None:
     execute(job("fedavg", 6), RunFolder(tmp_path), Execution())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(InvalidInput, match=r"training\.rounds: 4 asked for, but the run has done 6"):
         execute(job("fedavg", 4), RunFolder(tmp_path), Execution())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_records_without_their_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    execute(job("fedavg", 3), RunFolder(tmp_path), Execution())
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = contents(tmp_path)
+    with pytest.raises(InvalidInput, match="has records but no checkpoint; put checkpoints/ back"):
+        execute(job("fedavg", 3), RunFolder(tmp_path), Execution())
+    assert contents(tmp_path) == before
+    (tmp_path / "checkpoints").write_text("a file where the folder was")
+    with pytest.raises(InvalidInput, match=r"checkpoints: cannot be read \(Not a directory\)"):
+        execute(job("fedavg", 3), RunFolder(tmp_path), Execution())
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+    execute(job("fedavg", 3), RunFolder(tmp_path), Execution())
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(InvalidInput, match=r"\.lock: cannot write \(Is a directory\)"):
+        execute(job("fedavg", 3), RunFolder(tmp_path), Execution())
 
 
 def test_another_configuration_is_refused_with_the_differences(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
     "records": {"errors", "files", "training"},
     "checkpoint": {"codec", "errors", "files", "messages", "records"},
     "costs": set(),
-    "config": {"algorithms", "compute", "data", "errors"},
+    "config": {"algorithms", "compute", "data", "errors", "files"},
     "run": {
         "algorithm", "algorithms", "checkpoint", "compute", "costs", "data", "environment", "errors", "files",
         "forkserver", "messages", "precision", "records", "tasks", "training", "transports", "vectors",

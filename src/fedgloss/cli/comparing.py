@@ -53,7 +53,7 @@ def listed(text: str, option: str) -> list[str]:
 
 def seeds_of(text: str) -> list[int]:
     numbers = listed(text, "--seeds")
-    fine = all(number.isdigit() for number in numbers)
+    fine = all(number.isdecimal() for number in numbers)
     require(fine, f"--seeds {text}", "must be whole numbers with commas between them")
     return [int(number) for number in numbers]
 

@@ -114,9 +114,13 @@ def export(
     average: Annotated[bool, typer.Option("--average", help="The mean of the last models instead.")] = False,
 ) -> None:
     """Write a run's model for use elsewhere, in torch's own names and order."""
-    from ..export import export_model
+    from ..export import export_model, run_config
+    from ..records import read_json
 
     if to.suffix not in (".safetensors", ".pt"):
         raise InvalidInput(f"{to}: ends in neither .safetensors nor .pt")
-    export_model(RunFolder(path).require(), to, average=average)
-    print(f"wrote {to}")
+    folder = RunFolder(path).require()
+    done, planned = export_model(folder, to, average=average), run_config(folder).training.rounds
+    status = read_json(folder.summary).get("status") if folder.summary.exists() else "unfinished"
+    seen = f"after {done} rounds" if done == planned else f"after {done} of {planned} rounds: the run is {status}"
+    print(f"wrote {to}, the model {seen}")

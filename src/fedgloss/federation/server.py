@@ -96,7 +96,7 @@ class _Server:
         self._objective = objective
         self._folder = folder
         self._checkpoints = Checkpoints(folder)
-        done = max(self._checkpoints.rounds(), default=None)
+        done = self._checkpoints.newest()
         self._state, lengths = self._start(done)
         self._checkpoints.open(done)
         self._taken = TakenUpdates({}, {})
