@@ -89,6 +89,31 @@ def test_repeated_and_zero_eigenvalues_are_found() -> None:
     assert found.converged
 
 
+@pytest.mark.parametrize(
+    ("curvatures", "top", "bottom"),
+    [
+        ([10, 10, 3, 2, 1], 2, 0),
+        ([10, 10, 10, 3, 2, 1, 0], 3, 0),
+        ([2, 2, 2, 0, 0, -1, -1], 2, 2),
+        ([5, 3, 3, 3, 1, 1, -4, -4, -4], 3, 3),
+    ],
+)
+def test_an_eigenvalue_that_is_there_several_times_is_found_as_often(
+    curvatures: list[float], top: int, bottom: int
+) -> None:
+    found = lanczos(Hessian(quadratic(curvatures)), top=top, bottom=bottom, tolerance=1e-12)
+    expected = sorted(curvatures, reverse=True)[:top] + sorted(curvatures)[:bottom]
+    assert [*values(found)] == pytest.approx(expected, abs=1e-6)
+    assert found.converged
+
+
+def test_power_iteration_states_the_residual_of_its_vectors(known: Known) -> None:
+    hessian = Hessian(known.loss())
+    found = power_iteration(hessian, top=4)
+    for one, vector in zip(found.top, found.vectors, strict=True):
+        assert one.residual == pytest.approx(norm(hessian(vector) - one.value * vector), rel=1e-6)
+
+
 def test_lanczos_says_when_it_did_not_converge(known: Known) -> None:
     found = lanczos(Hessian(known.loss()), top=3, tolerance=1e-12, limit=8)
     assert not found.converged
