@@ -15,9 +15,16 @@ import torch
 from pool_toys import DropoutNetwork, marked_federation
 from torch import nn
 
-from fedgloss import LocalTraining, Problem, compute
+from fedgloss import InvalidInput, LocalTraining, Problem, compute
 from fedgloss.algorithms import METHODS, build
-from fedgloss.compute import TorchSettings, available_cores, compute_threads, freed_memory_kept
+from fedgloss.compute import (
+    TorchSettings,
+    available_cores,
+    check_device,
+    compute_threads,
+    devices,
+    freed_memory_kept,
+)
 from fedgloss.data import ArraySamples, Identity, Subset
 from fedgloss.messages import Broadcast
 from fedgloss.tasks import Batch, ClientObjective, Objective
@@ -66,6 +73,18 @@ def test_the_quota_of_a_container_counts(
         path.write_text(text + "\n")
     (tmp_path / "self").write_text(membership)
     assert compute._cpu_quota(tmp_path / "cgroup", tmp_path / "self") == cores
+
+
+def test_devices_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert devices() == ["cpu", "cuda", "cuda:0", "cuda:1", "mps"]
+    for name in devices():
+        check_device(name)
+    with pytest.raises(
+        InvalidInput, match=r"run\.device: there is no 'cuda:2'; this machine has cpu, cuda, cuda:0"
+    ):
+        check_device("cuda:2")
 
 
 def test_threads_are_as_before_after_the_block() -> None:
