@@ -23,7 +23,7 @@ INSTRUCTIONS = {
 }
 """By what torch uses on this machine, and with torch's own options: nothing here runs that torch would not run."""
 
-PATIENCE = 60.0  # seconds; it takes a third of one
+PATIENCE = 60.0  # seconds; it takes a tenth of one
 
 
 class Unavailable(Exception):
