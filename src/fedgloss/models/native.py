@@ -51,8 +51,9 @@ def library(source: Path) -> ctypes.CDLL:
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or [f"it ended with {error.returncode}"])[-1]
         raise Unavailable(f"{compiler} cannot compile {source.name}: {said}") from error
-    # ValueError: CC has a quote too many. RuntimeError: no home, or no locks here.
-    except (OSError, ValueError, RuntimeError, subprocess.TimeoutExpired) as error:
+    except ValueError as error:  # of shlex
+        raise Unavailable(f"CC={compiler}: {error}") from error
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: no home, or no locks here
         raise Unavailable(str(error)) from error
 
 
