@@ -38,7 +38,9 @@ from fedgloss.compute import (
     devices,
     freed_memory_kept,
 )
-from fedgloss.data import ArraySamples, Identity, Subset
+from fedgloss.data import ArraySamples, Federation, Identity, Partition, Subset, Transform, sent, store
+from fedgloss.data.store import MappedArray, StoredSamples
+from fedgloss.data.transforms import LandmarksTransform, PictureTransform
 from fedgloss.messages import Broadcast, ServerState, Update
 from fedgloss.tasks import Batch, ClientObjective, Objective
 from fedgloss.transports import on_device, usable_workers
@@ -150,6 +152,40 @@ class _Unasked(ClientObjective):
         return 0.0
 
 
+class _NoWaiting(TorchDispatchMode):
+    """Refuses copies from the CPU to the meta device that would wait until a real one has done all before."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and found.is_meta and not args[0].is_meta:
+            assert (kwargs or {}).get("non_blocking")
+        return found
+
+
+@pytest.mark.parametrize("transform", [PictureTransform((0.5,), (0.5,)), LandmarksTransform(8, (0.5,), (0.5,))])
+@pytest.mark.parametrize("kept", ["on the device", "elsewhere"])
+def test_no_batch_of_pictures_waits_for_the_device(transform: Transform, kept: str) -> None:
+    device = torch.device("meta")
+    samples = ArraySamples(torch.zeros(10, 16, 16, 1, dtype=torch.uint8), torch.zeros(10, dtype=torch.int64))
+    there = samples.to(device) if kept == "on the device" else samples
+    transform.test(samples.inputs.to(device))  # its constants go there once
+    transform.train(samples.inputs.to(device), np.random.default_rng(0))
+    objective = Objective(nn.Linear(1, 1), nn.functional.cross_entropy, "meta")
+    task = ClientObjective(objective, there, transform, client=0, seed=0, round=0, purpose="train")
+    with _NoWaiting():
+        assert all(batch.inputs.is_meta and batch.targets.is_meta for batch in task.batches(5, 1))
+
+
+def test_only_mps_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **options: asked.update({device.type: options}))
+    for kind in ("cuda", "mps"):
+        sent(torch.zeros(1), torch.device(kind))
+    assert asked == {"cuda": {"non_blocking": True}, "mps": {"non_blocking": False}}
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_no_step_of_any_method_waits_for_the_device(name: str) -> None:
     options = {"swa": {"start": 1, "cycle": 2}, "wima": {"window": 2}}.get(name, {})
@@ -165,7 +201,8 @@ def test_no_step_of_any_method_waits_for_the_device(name: str) -> None:
     broadcast: Broadcast = next(algorithm.server_round(state))
     samples = Subset(federation.train, federation.partition[0])
     task = _Unasked(objective, samples, federation.transform, client=0, seed=0, round=0, purpose="train")
-    update, memory = algorithm.client_update(broadcast, algorithm.init_client(broadcast["params"]), task)
+    with _NoWaiting():
+        update, memory = algorithm.client_update(broadcast, algorithm.init_client(broadcast["params"]), task)
     assert {v.device.type for v in (*update.vectors.values(), *memory.vectors.values())} == {"meta"}
 
 
@@ -236,6 +273,20 @@ def test_data_in_arrays_is_moved_to_the_device_once() -> None:
     assert federation.test.targets.is_meta
     here = marked_federation()
     assert here.to(torch.device("cpu")) is here
+
+
+def test_stored_pictures_are_moved_where_they_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2, 1)
+    (tmp_path / "pictures.bin").write_bytes(pixels.tobytes())
+    pictures = MappedArray(tmp_path / "pictures.bin", "uint8", pixels.shape)
+    stored = StoredSamples(pictures, np.array([4, 1]), np.array([7, 8]))
+    here = stored.to(CPU)
+    assert isinstance(here, ArraySamples)
+    assert [x.tolist() for x in here.fetch(np.array([0, 1]))] == [pixels[[4, 1]].tolist(), [7, 8]]
+    federation = Federation(stored, Partition.of([[0], [1]]))
+    assert federation.to(torch.device("meta")).train.targets.is_meta
+    monkeypatch.setattr(store, "FEW", 23)
+    assert federation.to(torch.device("meta")).train is stored
 
 
 def test_a_gradient_is_a_new_vector_equal_to_plain_autograd() -> None:
