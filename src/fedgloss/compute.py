@@ -12,6 +12,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from .errors import require
+
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 """What a network computes in while it trains; weights, gradients and evaluations are float32 in any case."""
 
@@ -94,6 +96,18 @@ def freed_memory_kept(up_to: int = 1 << 30) -> Iterator[None]:
 def _set_thresholds(library: ctypes.CDLL, *, mmap: int, trim: int) -> None:
     library.mallopt(-3, mmap)  # M_MMAP_THRESHOLD of malloc.h
     library.mallopt(-1, trim)  # M_TRIM_THRESHOLD
+
+
+def devices() -> list[str]:
+    """What can be trained on here; ``cuda`` alone is the first of its kind."""
+    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["cpu", *(["cuda", *cuda] if cuda else []), *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not there, naming those that are."""
+    here = devices()
+    require(name in here, "run.device", f"there is no {name!r}; this machine has {', '.join(here)}")
 
 
 def available_cores() -> int:

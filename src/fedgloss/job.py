@@ -10,6 +10,7 @@ from torch import nn
 
 from .algorithm import Algorithm
 from .algorithms import METHODS, build
+from .compute import check_device
 from .config import Config, bytes_of, to_toml
 from .data import Federation
 from .data.datasets import load
@@ -109,6 +110,7 @@ def build_plan(config: Config) -> Plan:
 
 def build_job(config: Config) -> Job:
     """Everything checked and loaded, ready to run."""
+    check_device(config.run.device)
     algorithm, plan = build_algorithm(config), build_plan(config)
     problem = build_problem(config)
     plan.sampling.check(problem.federation.population)

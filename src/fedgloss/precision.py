@@ -56,12 +56,21 @@ class Bfloat16:
         return f"bfloat16 {verdict} here ({self.speed:.2g} times float32's speed{limit})"
 
 
-def settle(precision: Precision, device: str) -> tuple[Precision, str | None]:
-    """The precision to train in, and what the user should know where it is not the one asked for."""
+def settle(precision: Precision, device: str, began: Precision | None = None) -> tuple[Precision, str | None]:
+    """The precision to train in, and what the user should know where it is not the one asked for.
+
+    A run that ``began`` in one goes on in it: its numbers must not depend on how fast a machine is today.
+    """
     require(precision in ("float32", "bfloat16"), "precision", f"must be float32 or bfloat16, got {precision!r}")
     if precision == "float32" or device != "cpu":
         return precision, None
+    if began == "float32":
+        return "float32", "the run began in float32, where bfloat16 did not run or pay, and stays in it"
     found = try_bfloat16()
+    if began == "bfloat16":
+        reason = f"the run began in bfloat16, and {found}; resume it on a machine where it does"
+        require(not found.failure, "training.precision", reason)
+        return "bfloat16", None
     return ("bfloat16", None) if found.pays else ("float32", f"{found}; training in float32")
 
 

@@ -130,7 +130,8 @@ class Interruption:
 
 def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequence[Tracker] = ()) -> dict[str, Any]:
     """Start the run, or go on with it to the same bits, and return its summary."""
-    precision, notice = settle(job.problem.precision, job.problem.device)
+    began = read_json(folder.environment).get("precision") if folder.exists else None
+    precision, notice = settle(job.problem.precision, job.problem.device, began)
     job = replace(job, problem=replace(job.problem, precision=precision))
     objective = Objective(job.problem.build(job.plan.seed), job.problem.loss, job.problem.device)
     try_out(objective, objective.initial(), job.problem.federation)

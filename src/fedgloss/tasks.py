@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .compute import Precision, computing_in
-from .data import Federation, Samples, Subset, Transform
+from .data import Federation, Samples, Subset, Transform, sent
 from .errors import InvalidInput, require
 from .messages import Purpose
 from .randomness import seed_generators, seeded_torch, stream, torch_seed
@@ -205,8 +205,8 @@ class ClientObjective:
             order = self._stream.permutation(len(self._samples))
             for start in range(0, len(order), batch_size):
                 inputs, targets = self._samples.fetch(order[start : start + batch_size])
-                inputs = self._transform.train(inputs.to(device), self._stream)
-                yield Batch(inputs, targets.to(device), int(self._stream.integers(2**62)))
+                inputs = self._transform.train(sent(inputs, device), self._stream)
+                yield Batch(inputs, sent(targets, device), int(self._stream.integers(2**62)))
 
     def gradient(self, params: Vector, batch: Batch) -> Vector:
         halved = self._helper is not None and len(batch.targets) >= HALVED_FROM

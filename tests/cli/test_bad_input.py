@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgloss import InvalidInput
+from fedgloss.compute import devices
 from fedgloss.config import Config, flatten, presets, resolve, to_toml
 
 FILES = {
@@ -173,6 +174,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["compare", "digits", "--methods", "fedavg", "--out", "occupied/thesis.txt"], "cannot write"),
     (["compare", "digits", "--methods", "fedavg", "--set", "training.cohort=21"], "21 clients a round asked"),
     (["show", "digits", "--set", "run.device=1"], "run.device"),
+    *(
+        ([*RUN, "--set", f"run.device={name}"], f"run.device: there is no '{name}'; this machine has cpu")
+        for name in ("meta", "gpu", "cuda:77", "cpu:0", "CPU", "")
+    ),
+    (["compare", "digits", "--methods", "fedavg", "--set", "run.device=gpu"], "run.device: there is no 'gpu'"),
+    (["sweep", "digits", "--grid", "local.lr=1", "--set", "run.device=gpu"], "run.device: there is no 'gpu'"),
     (["plan", "digits", "--set", "local.batch_size=0"], "local.batch_size"),
     (["data", "show", "digitz"], "digitz"),
     (["dance"], "No such command"),
@@ -210,6 +217,14 @@ def test_a_mistake_is_named_and_nothing_is_written(
     assert "Traceback" not in answer.err + answer.out
     after = {k: v for k, v in snapshot(place).items() if not k.endswith(".lock")}
     assert after == before
+
+
+def test_a_plan_says_that_the_device_is_missing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = fedgloss(capsys, "plan", "digits", "--set", "run.device=cuda:77")
+    assert (answer.code, answer.out) == (
+        1,
+        f"missing: run.device: there is no 'cuda:77'; this machine has {', '.join(devices())}\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,16 @@ import torch
 from cli.command import Answer, fedgloss
 from safetensors.torch import load_file
 
+from fedgloss.cli.comparing import Cell, execution_of, shares
 from fedgloss.cli.planning import duration
+from fedgloss.cli.reproducing import forecast_of
 from fedgloss.cli.tables import accuracy_cell, percent, size
 from fedgloss.config import Config, bytes_of, flatten, resolve, to_toml
 from fedgloss.costs import ledger, reach
 from fedgloss.data.datasets import load
 from fedgloss.models import build
 from fedgloss.records import read_json, read_lines
+from fedgloss.transports import simulation
 
 QUICK = ["--set", "model.name=logistic", "--set", "local.lr=0.05", "--workers", "1"]
 
@@ -95,6 +98,47 @@ def test_validation_share_and_where_it_is_judged(call, here: Path) -> None:
     options = ["--set", "data.validation=0.2", "--set", "training.evaluate_on=validation"]
     call("run", "digits", "--rounds", "2", "--out", "run", *options, *QUICK)
     assert "whole validation set" in read_json(here / "run" / "summary.json")["protocol"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "jobs", "at_once", "workers"),
+    [
+        ([], None, 3, 2),
+        ([], 1, 1, 6),
+        (["run.workers=2"], None, 3, 2),
+        (["run.workers=4"], None, 1, 4),
+        (["run.workers=4"], 2, 2, 4),
+        (["run.device=cuda"], None, 1, 1),
+        (["run.device=cuda"], 2, 2, 1),
+        (["run.device=cuda", "run.workers=2"], None, 1, 2),
+    ],
+)
+def test_cores_are_divided_among_runs_and_a_device_is_not(
+    settings: list[str], jobs: int | None, at_once: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "available_cores", lambda: 6)
+    cell = Cell("fedavg", Path("run"), resolve("digits", settings=settings).config)
+    found = shares([cell] * 3, jobs)
+    assert (found[0], execution_of(cell, found[1]).workers) == (at_once, workers)
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", 6), ("cuda", 1)])
+def test_a_forecast_counts_the_workers_of_the_device(
+    call, device: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def forecast(job: object, local: object, execution: object, workers: int) -> None:
+        counted.append(workers)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(simulation, "available_cores", lambda: 6)
+    monkeypatch.setattr("fedgloss.job.build_job", lambda config: config)
+    monkeypatch.setattr("fedgloss.plan.forecast", forecast)
+    call("plan", "digits", "--set", f"run.device={device}")
+    with pytest.raises(SystemExit):
+        forecast_of(resolve("digits", {"run.device": device}).config)
+    assert counted == [workers, workers]
 
 
 def test_compare_prints_one_table_and_reads_finished_runs(call, here: Path) -> None:

@@ -144,6 +144,36 @@ def test_a_run_says_so_and_records_what_it_used(monkeypatch: pytest.MonkeyPatch,
     assert read_json(tmp_path / "run" / "environment.json")["precision"] == "float32"
 
 
+SLOW = 'print(\'{"speed": 0.4, "likeness": 0.999}\')'
+DEADLY = "os.kill(os.getpid(), signal.SIGILL)"
+
+
+def test_a_run_goes_on_in_the_precision_it_began_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if precision.try_bfloat16().failure:
+        pytest.skip(str(precision.try_bfloat16()))
+
+    def go_on(name: str, rounds: int, trial: str) -> list[str]:
+        monkeypatch.setattr(precision, "CHILD", child(trial))
+        precision.try_bfloat16.cache_clear()
+        problem, listener = replace(marked_problem(), precision="bfloat16"), Listener()
+        job = Job(FedAvg(LOCAL), problem, Plan(rounds=rounds, sampling=ExactCohort(2), window=1))
+        execute(job, RunFolder(tmp_path / name), Execution(), [listener])
+        return listener.notices
+
+    assert go_on("whole", 3, GOOD) == []
+    assert go_on("parts", 1, GOOD) == []
+    assert go_on("parts", 2, SLOW) == []
+    with pytest.raises(InvalidInput, match="the run began in bfloat16, and bfloat16 does not run here"):
+        go_on("parts", 3, DEADLY)
+    assert go_on("parts", 3, GOOD) == []
+    whole, parts = (tmp_path / name / "checkpoints" / "00000003.safetensors" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+    assert len(go_on("plain", 1, SLOW)) == 1
+    assert go_on("plain", 3, GOOD) == [
+        "the run began in float32, where bfloat16 did not run or pay, and stays in it"
+    ]
+
+
 def test_where_it_pays_clients_train_in_it_and_in_processes_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
     if precision.try_bfloat16().failure:
         pytest.skip(str(precision.try_bfloat16()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -202,7 +203,7 @@ def test_inference_and_many_slopes_at_once(calls) -> None:
 # ------------------------------------------------------------------------------------------------- compiling it
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "true"])
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "true", 'cc "'])
 def test_without_a_compiler_that_works_products_are_torch_s(compiler, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("FEDGLOSS_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", compiler)
@@ -220,6 +221,55 @@ def test_without_a_place_to_keep_it_products_are_torch_s(monkeypatch, tmp_path) 
     one, other = drawn(3, 8, 8), drawn(3, 8, 64, seed=1)
     assert same_bits(product(one, other), one @ other)
     assert "Not a directory" in which_products() or "made for Linux" in which_products()
+
+
+def test_without_a_home_products_are_torch_s(monkeypatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native, "cache_folder", nowhere)
+    products._kernel.cache_clear()
+    assert "home directory" in which_products() or "made for Linux" in which_products()
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("left", [0, 31, 8192, -1])
+def test_a_damaged_file_is_compiled_again(left, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FEDGLOSS_CACHE", str(tmp_path))
+    context = multiprocessing.get_context("fork")
+
+    def compiled() -> Path:
+        worker = context.Process(target=library, args=(SOURCE,))  # a process that loads what is damaged may die
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == 0
+        (path,) = tmp_path.rglob("*.so")
+        return path
+
+    whole = compiled().read_bytes()
+    compiled().write_bytes(whole[:left])
+    assert compiled().read_bytes() == whole
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_others_can_write_is_not_run(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FEDGLOSS_CACHE", str(tmp_path))
+    before = os.umask(0o002)
+    try:
+        library(SOURCE)
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.rglob("*.so")
+    for place in (path, path.parent):
+        assert place.stat().st_mode & 0o777 == 0o700
+        place.chmod(0o770)
+        with pytest.raises(Unavailable, match=f"{place.name} can be written by others"):
+            library(SOURCE)
+        place.chmod(0o700)
+    path.rename(tmp_path / "elsewhere.so")
+    path.symlink_to(tmp_path / "elsewhere.so")
+    with pytest.raises(Unavailable, match="can be written by others"):
+        library(SOURCE)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -240,5 +290,7 @@ def test_processes_that_compile_at_once_all_get_it(monkeypatch, tmp_path) -> Non
     for worker in workers:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0] * 4
-    assert [path.suffix for path in (tmp_path / "native").iterdir() if path.suffix != ".lock"] == [".so"]
+    assert [path.suffix for path in (tmp_path / f"native-{os.getuid()}").iterdir() if path.suffix != ".lock"] == [
+        ".so"
+    ]
     library(SOURCE)

@@ -14,7 +14,7 @@ import fedgloss
 ROOT = Path(fedgloss.__file__).parent
 MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what it may use
     "errors": set(),
-    "compute": set(),
+    "compute": {"errors"},
     "forkserver": set(),
     "files": {"errors"},
     "randomness": set(),
@@ -61,8 +61,8 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
     },
     "trackers": {"errors", "plugins", "run", "training"},
     "job": {
-        "algorithm", "algorithms", "config", "data", "divergence", "errors", "local", "models", "run", "sampling",
-        "tasks", "training",
+        "algorithm", "algorithms", "compute", "config", "data", "divergence", "errors", "local", "models", "run",
+        "sampling", "tasks", "training",
     },
     "federation": {
         "algorithm", "checkpoint", "codec", "compute", "config", "costs", "data", "environment", "errors", "files",

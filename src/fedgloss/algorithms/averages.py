@@ -35,17 +35,19 @@ class Wima:
 
     def init_server(self, params: Vector, population: int) -> ServerState:
         state = self.inner.init_server(params, population)
-        return state.also(window_sum=torch.zeros_like(params, dtype=torch.float64))
+        # on the CPU: not every device has float64
+        return state.also(window_sum=torch.zeros_like(params, dtype=torch.float64, device="cpu"))
 
     def server_round(self, state: ServerState) -> Rounds:
         following = yield from self.inner.server_round(state)
         slot = f"window_{state.round % self.window:04d}"
-        total = state["window_sum"] + following["params"]
+        params = following["params"]
+        total = state["window_sum"].cpu() + params.cpu()
         if slot in state.vectors:
-            total.sub_(state[slot])
+            total.sub_(state[slot].cpu())
         average = total / min(following.round, self.window)
-        kept = {slot: following["params"], "window_sum": total}
-        return following.also(average=average.to(following["params"].dtype), **kept)
+        kept = {slot: params, "window_sum": total}
+        return following.also(average=average.to(params.dtype).to(params.device), **kept)
 
     def init_client(self, params: Vector) -> ClientState:
         return self.inner.init_client(params)

@@ -36,7 +36,7 @@ class TailAverage:
         following = yield from self.inner.server_round(state)
         if following.round <= self.first:
             return following
-        model = following["params"].to(torch.float64)
+        model = following["params"].cpu().to(torch.float64)  # not every device has float64
         if following.round == self.first + 1:
             return following.also({"tail_first": float(self.first), "tail_count": 1.0}, tail_sum=model)
         if (
@@ -44,7 +44,7 @@ class TailAverage:
         ):  # a longer plan began its tail before this run was lengthened
             return following
         count = state.scalars["tail_count"] + 1
-        return following.also({"tail_count": count}, tail_sum=state["tail_sum"] + model)
+        return following.also({"tail_count": count}, tail_sum=state["tail_sum"].cpu() + model)
 
     def init_client(self, params: Vector) -> ClientState:
         return self.inner.init_client(params)

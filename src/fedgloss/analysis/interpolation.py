@@ -97,6 +97,7 @@ def interpolation(
     """
     require(points >= 2, "points", f"must be at least 2, got {points}")
     require(math.isfinite(start) and math.isfinite(stop) and start < stop, "start", f"{start} must be below {stop}")
+    first, second = first.cpu(), second.cpu()  # not every device has float64
     loss.check(first, "first weights")
     loss.check(second, "second weights")
     even = {round(start + (stop - start) * i / (points - 1), 12) for i in range(points)}

@@ -106,7 +106,7 @@ def surface(
     require(grid >= 2, "grid", f"must be at least 2, got {grid}")
     low, high = span
     require(math.isfinite(low) and math.isfinite(high) and low < high, "span", f"must rise, got {low} to {high}")
-    params = loss.params if params is None else params
+    params = loss.params if params is None else params.cpu()  # not every device has float64
     loss.check(params)
     if directions is None:
         directions = (
@@ -116,7 +116,7 @@ def surface(
         kind = kind or "filter-normalised"
     for index, direction in enumerate(directions):
         loss.check(direction, f"directions[{index}]")
-    first, second = (direction.to(params.device, torch.float64) for direction in directions)
+    first, second = (direction.cpu().double() for direction in directions)
     places = tuple(low + (high - low) * i / (grid - 1) for i in range(grid))
     centre = loss.evaluate(params)
     empty = ((math.nan,) * grid,) * grid
@@ -167,7 +167,7 @@ def filter_normalised(layout: Layout, params: Vector, seed: int, index: int) -> 
     (biases, normalisation layers) do not move. The raw draw depends on the seed, the index and the size alone.
     """
     drawn = stream(seed, "landscape", index).standard_normal(layout.size)
-    direction = torch.from_numpy(drawn).to(params.device, torch.float64)
+    direction, params = torch.from_numpy(drawn), params.cpu()
     for entry in layout.entries:
         block = slice(entry.start, entry.stop)
         if len(entry.shape) < 2:

@@ -57,7 +57,7 @@ def worst_case_sharpness(
     """
     require(rho > 0 and math.isfinite(rho), "rho", f"must be positive, got {rho}")
     require(steps >= 1, "steps", f"must be at least 1, got {steps}")
-    params = loss.params if params is None else params
+    params = loss.params if params is None else params.cpu()
     loss.check(params)
     start, gradient = loss.gradient(params)
     ascent, highest, done = torch.zeros_like(gradient), -math.inf, 0
@@ -97,7 +97,7 @@ def average_sharpness(
     """
     require(sigma > 0 and math.isfinite(sigma), "sigma", f"must be positive, got {sigma}")
     require(draws >= 2, "draws", f"must be at least 2, got {draws}")
-    params = loss.params if params is None else params
+    params = loss.params if params is None else params.cpu()
     loss.check(params)
     start = loss.value(params)
     rises: list[float] = []
@@ -109,7 +109,7 @@ def average_sharpness(
     try:
         for draw in range(draws):
             noise = torch.from_numpy(stream(seed, "average sharpness", draw).standard_normal(loss.layout.size))
-            moved = params.double() + sigma * noise.to(params.device)
+            moved = params.double() + sigma * noise
             rises.append(loss.value(moved.to(params.dtype)) - start)
             if progress is not None:
                 progress(draw + 1, draws)
@@ -129,7 +129,7 @@ def repeated_ascent(
     """
     require(rho > 0 and math.isfinite(rho), "rho", f"must be positive, got {rho}")
     require(steps >= 1, "steps", f"must be at least 1, got {steps}")
-    params = loss.params if params is None else params
+    params = loss.params if params is None else params.cpu()
     loss.check(params)
     found: list[Vector] = []
     moved = params

@@ -141,13 +141,25 @@ def run_cell(cell: Cell, execution: Execution, number: int) -> dict[str, Any]:
         return execute(build_job(cell.config), RunFolder(cell.folder), execution, [Report(number)])
 
 
+def shares(cells: Sequence[Cell], jobs: int | None) -> tuple[int, int]:
+    """How many cells at a time, and with how many workers each: cores are divided among them, a device is not."""
+    from ..transports import usable_workers
+
+    run = cells[0].config.run
+    cores = usable_workers("auto", run.device)
+    fitting = cores if run.workers == "auto" else max(1, cores // run.workers)
+    at_once = min(jobs or fitting, len(cells))
+    return at_once, max(1, cores // at_once)
+
+
 def execution_of(cell: Cell, workers: int) -> Execution:
-    """How to carry a cell out: with its share of this machine's cores, or with what a Ray cluster has room for."""
+    """How to carry a cell out: with the workers its configuration asks for, else with its share of this machine's
+    cores, or with what a Ray cluster has room for."""
     from ..job import build_execution
 
     execution = build_execution(cell.config)
     here = execution.transport == "local" or execution.address == "local"
-    return replace(execution, workers=workers) if here else execution
+    return replace(execution, workers=workers) if here and execution.workers == "auto" else execution
 
 
 def run_one_by_one(cells: Sequence[Cell], workers: int, console: Console) -> list[dict[str, Any]]:
@@ -235,7 +247,6 @@ def compare(
     json: Json = False,
 ) -> None:
     """Train several methods and print one table. Runs that are there already are gone on with, or just read."""
-    from ..transports import usable_workers
 
     def make(method: str, client: str | None, seed: int) -> Resolved:
         return asked.of(source, {"algorithm.name": method, "algorithm.client": client, "training.seed": seed})
@@ -243,10 +254,8 @@ def compare(
     chosen = None if clients is None else listed(clients, "--clients")
     folder = out or Path("runs") / f"{Path(source).stem}-compare"
     found = cells(listed(methods, "--methods"), chosen, seeds_of(seeds), make, folder)
-    cores = usable_workers("auto")
-    at_once = min(jobs or cores, len(found))
     console = Console(stderr=json, quiet=quiet)
-    summaries = run_cells(found, at_once, max(1, cores // at_once), console)
+    summaries = run_cells(found, *shares(found, jobs), console)
     if len(summaries) < len(found) or any(s["status"] == "interrupted" for s in summaries):
         console.print("stopped; all is saved. The same command goes on.")
         raise SystemExit(130)

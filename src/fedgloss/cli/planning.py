@@ -42,7 +42,8 @@ def plan(source: Source, asked: Asked, json: Json = False) -> None:
         else:
             console.print(f"[yellow]missing:[/yellow] {escape(str(error))}")
         raise SystemExit(1) from None
-    found = forecast(job, build_local(resolved.config), execution, usable_workers(execution.workers))
+    workers = usable_workers(execution.workers, resolved.config.run.device)
+    found = forecast(job, build_local(resolved.config), execution, workers)
     free = shutil.disk_usage(Path.cwd()).free
     if json:
         print(json_module.dumps({**asdict(found), "seconds": found.seconds, "missing": None}))

@@ -22,7 +22,7 @@ from ..algorithms import METHODS
 from ..config import Config, resolve, to_toml
 from ..errors import InvalidInput, require
 from .comparing import Cell as Started
-from .comparing import run_cells, seeds_of
+from .comparing import run_cells, seeds_of, shares
 from .options import Fidelity, Jobs, Json, Quiet, Settings
 from .planning import duration
 from .tables import size
@@ -205,7 +205,6 @@ def _folder_name(setting: Setting, config: Config, with_true: bool) -> str:
 def _run(work: Sequence[Work], folder: Path, jobs: int | None, console: Console) -> None:
     """Start, go on with, or skip."""
     from ..reports.reproduction import key, runs_by_key, settled
-    from ..transports import usable_workers
 
     there = runs_by_key(folder) if folder.exists() else {}
     todo = []
@@ -217,9 +216,7 @@ def _run(work: Sequence[Work], folder: Path, jobs: int | None, console: Console)
         console.print(f"{done} of {len(work)} runs are there already")
     if not todo:
         return
-    cores = usable_workers("auto")
-    at_once = min(jobs or cores, len(todo))
-    summaries = run_cells(todo, at_once, max(1, cores // at_once), console)
+    summaries = run_cells(todo, *shares(todo, jobs), console)
     if len(summaries) < len(todo) or any(summary["status"] == "interrupted" for summary in summaries):
         console.print("stopped; all is saved. The same command goes on.")
         raise SystemExit(130)
@@ -481,7 +478,8 @@ def forecast_of(config: Config) -> Forecast:
     from ..transports import usable_workers
 
     execution = build_execution(config)
-    return forecast(build_job(config), build_local(config), execution, usable_workers(execution.workers))
+    workers = usable_workers(execution.workers, config.run.device)
+    return forecast(build_job(config), build_local(config), execution, workers)
 
 
 def _list(console: Console, terms: Terms, as_json: bool) -> None:

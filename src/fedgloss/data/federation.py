@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,14 @@ from torch import Tensor
 from ..errors import InvalidInput, require
 
 Indices = npt.NDArray[np.int64]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, without waiting for what that still computes.
+
+    CUDA keeps what it is given before it returns; ``mps`` would read memory that may be gone by then.
+    """
+    return tensor.to(device, non_blocking=device.type != "mps")
 
 
 class Samples(Protocol):
@@ -52,7 +60,7 @@ class ArraySamples:
         return len(self.targets)
 
     def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(indices).to(self.inputs.device)
+        index = sent(torch.from_numpy(indices), self.inputs.device)
         return self.inputs.index_select(0, index), self.targets.index_select(0, index)
 
     def to(self, device: torch.device) -> ArraySamples:
@@ -195,10 +203,11 @@ class Federation:
         return len(self.partition)
 
     def to(self, device: torch.device) -> Federation:
-        """The same federation with its arrays on the device; what is read from disk goes there batch by batch."""
+        """The same federation with its samples on the device; what cannot move whole goes batch by batch."""
 
         def moved(samples: Samples) -> Samples:
-            return samples.to(device) if isinstance(samples, ArraySamples) else samples
+            to: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
+            return samples if to is None else to(device)
 
         if device.type == "cpu":
             return self

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 from ..files import cache_folder, sync_folder, write_atomically
-from .federation import Indices
+from .federation import ArraySamples, Indices, Samples
 
 FORMAT = 1
+FEW = 1 << 30  # bytes of pictures that every worker may put on its device; CIFAR has 0.2 GB
 
 
 def sha256(path: Path) -> str:
@@ -102,6 +103,12 @@ class StoredSamples:
 
     def fetch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.pictures.take(self.rows[indices])), torch.from_numpy(self.labels[indices])
+
+    def to(self, device: torch.device) -> Samples:
+        """All of them on the device where they are at hand and few enough, else as they are."""
+        if not isinstance(self.pictures, MappedArray) or self.pictures.bytes > FEW:
+            return self
+        return ArraySamples(*self.fetch(np.arange(len(self), dtype=np.int64))).to(device)
 
 
 @dataclass(frozen=True)

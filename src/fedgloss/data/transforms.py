@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput, require
+from .federation import sent
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -126,7 +127,7 @@ class LandmarksTransform:
         top, left, rows, columns = _index(boxes, pictures).unbind(1)
         down = _resampling(top, rows, height, self.size)
         across = _resampling(left, columns, width, self.size)
-        across = torch.where(torch.from_numpy(mirror).to(across.device)[:, None, None], across.flip(1), across)
+        across = torch.where(_index(mirror, across)[:, None, None], across.flip(1), across)
         planes = pictures.permute(0, 3, 1, 2).contiguous().float()
         planes = down[:, None] @ planes @ across[:, None].mT
         scale, shift = _scale_and_shift(tuple(self.mean), tuple(self.std), 1, planes.device)
@@ -191,8 +192,8 @@ def _scale_and_shift(
     return scale, shift
 
 
-def _index(indices: npt.NDArray[np.int64], like: Tensor) -> Tensor:
-    return torch.from_numpy(indices).to(like.device)
+def _index(indices: npt.NDArray[np.int64] | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
+    return sent(torch.from_numpy(indices), like.device)
 
 
 def _check_constants(mean: Sequence[float], std: Sequence[float]) -> None:

@@ -22,8 +22,13 @@ Tasks: TypeAlias = Callable[[int, int, Purpose], ClientTask]
 
 
 def on_device(message: M, device: torch.device) -> M:
-    """The same message with its vectors on the device; where they are there already, nothing is copied."""
-    return replace(message, vectors={name: vector.to(device) for name, vector in message.vectors.items()})
+    """The same message with its vectors on the device; where they are there already, nothing is copied.
+
+    What a server sums up more exactly than its model stays where it is: not every device has float64.
+    """
+    model = message["params"].dtype if isinstance(message, ServerState) else None
+    moved = {name: v.to(device) for name, v in message.vectors.items() if model in (None, v.dtype)}
+    return replace(message, vectors={**message.vectors, **moved})
 
 
 def run_client(
