@@ -114,6 +114,21 @@ def test_scale_shrinks_rounds_warm_up_and_window_together() -> None:
     assert released.algorithm["dual"] == "code"
 
 
+def test_scaled_runs_are_not_taken_for_the_tables_own(call, tmp_path: Path) -> None:
+    cell = "sota_cnn/cifar10/alpha=0/fedsam"  # no warm-up: but for its rounds it trains as the paper's does
+    command = ["tab:sota_cnn", "--cell", cell, "--seeds", "0", "--jobs", "1", "--out", "out"]
+    assert call(*command, "--scale", "0.0002").code == 0
+    read = call(*command, "--read", "--json")
+    (found,) = json.loads(read.out)["cells"]
+    assert (found["verdict"], found["runs"]) == ("not run", [])
+    answer = call(*command, "--rounds", "3", "--json")
+    assert answer.code == 0, answer.err
+    (found,) = json.loads(answer.out)["cells"]
+    assert found["stopped_after"] == 3
+    assert len(found["runs"]) == 1
+    assert (tmp_path / "out" / "scale-0.0002").is_dir()
+
+
 def test_sharpness_is_measured_where_a_cell_asks_for_it(call) -> None:
     options = ["--rounds", "2", "--seeds", "0", "--jobs", "1", "--out", "out", "--json"]
     answer = call("sota_cnn_eig", "--cell", "*/cifar10/alpha=0/fedavg", *options)

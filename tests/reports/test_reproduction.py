@@ -15,7 +15,7 @@ from reports.small_runs import make_run
 from fedgloss.records import write_json
 from fedgloss.reports import paper
 from fedgloss.reports.measurements import Measurement
-from fedgloss.reports.reproduction import Entry, entry, key, runs_by_key, table, to_json
+from fedgloss.reports.reproduction import GRADIENTS, Entry, Finder, entry, key, runs_by_key, table, to_json
 from fedgloss.reports.reproduction_page import markdown
 from fedgloss.reports.runs import Run, read_run
 from fedgloss.reports.verdict import tolerance
@@ -50,10 +50,10 @@ def answered(id: str, runs: dict[tuple[str, int], Run], seeds: tuple[int, ...] =
     """The cell, with runs given by method (and client) and seed."""
     (cell,) = paper.cells(id)
 
-    def find(setting: paper.Setting, seed: int, true_delta_eps: bool) -> Run | None:
+    def find(setting: paper.Setting, seed: int, true_delta_eps: bool) -> list[Run]:
         name = setting.method if setting.method in paper.FIXED_CLIENTS else f"{setting.method}-{setting.client}"
         name += "".join(f",{k}={v}" for k, v in setting.changes)
-        return runs.get((name, seed))
+        return [runs[name, seed]] if (name, seed) in runs else []
 
     return entry(cell, seeds, find, **how)
 
@@ -166,7 +166,7 @@ def test_an_interrupted_run_gives_no_answer(base: Run) -> None:
 
 def test_pictures_are_drawn_not_judged(base: Run) -> None:
     cell = next(c for c in paper.exhibit("fig:acc_c10").cells if c.row == "fedgloss-sam")
-    found = entry(cell, SEEDS, lambda setting, seed, true: lengthened(base, 10_000, 0.8))
+    found = entry(cell, SEEDS, lambda setting, seed, true: [lengthened(base, 10_000, 0.8)])
     assert found.verdict == "drawn"
     assert found.judgement is None
 
@@ -176,12 +176,33 @@ def test_runs_are_found_by_what_they_train(tmp_path: Path) -> None:
     make_run(tmp_path / "longer", rounds=4)
     make_run(tmp_path / "other", rounds=2, seed=1)
     found = runs_by_key(tmp_path)
-    assert sorted(path.name for path in found.values()) == ["longer", "other"]
+    assert sorted(tuple(path.name for path in paths) for paths in found.values()) == [
+        ("longer", "any name"),
+        ("other",),
+    ]
     config = {"algorithm": {"name": "fedavg"}, "data": {"name": "x", "path": "/here"}, "training": {"seed": 0}}
     elsewhere = {**config, "data": {"name": "x", "path": "/there"}, "training": {"seed": 0, "rounds": 9}}
     assert key(config) == key(elsewhere)
     assert key(config) != key({**config, "local": {"lr": 0.1}})
     assert key(config) != key({**config, "training": {"seed": 1}})
+    for other in ({"window": 5}, {"eval_every": 3}, {"precision": "bfloat16"}):
+        assert key(config) != key({**config, "training": {"seed": 0, **other}})
+    assert key(config) == key({**config, "training": {"seed": 0, "precision": "float32"}})
+
+
+def test_gradients_count_whichever_run_of_a_setting_counted_them(tmp_path: Path) -> None:
+    make_run(tmp_path / "long", rounds=4)
+    make_run(tmp_path / "short", rounds=2)
+    (tmp_path / "short" / "analysis").mkdir()
+    write_json(tmp_path / "short" / "analysis" / GRADIENTS, {"gradients_per_step": 2.0})
+    find = Finder(tmp_path, lambda setting, seed, true: read_run(tmp_path / "long", "long")[0].config)
+    counted, carried = (entry(paper.cells(f"algs/{name}/fedsam")[0], (0,), find) for name in COSTS)
+    assert counted.results == {0: 2.0}
+    assert [run.name for run in counted.runs] == ["short"]
+    assert [run.name for run in carried.runs] == ["long"]
+
+
+COSTS = ("computation", "communication")
 
 
 def test_results_are_json_and_cells_show_published_values(base: Run, tmp_path: Path) -> None:
@@ -281,4 +302,4 @@ def test_planes_are_drawn_only_where_they_were_measured(base: Run) -> None:
     local = Measurement("surface", "local", {"subject": {"weights": "client 3 after local training"}})
     for measured, verdict in (([], "not run"), ([local], "not run"), ([plane], "drawn")):
         run = lengthened(base, 10_000, 0.8, measurements=measured)
-        assert entry(cell, (0,), lambda setting, seed, true, run=run: run).verdict == verdict
+        assert entry(cell, (0,), lambda setting, seed, true, run=run: [run]).verdict == verdict

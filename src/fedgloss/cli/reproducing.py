@@ -209,7 +209,7 @@ def _run(work: Sequence[Work], folder: Path, jobs: int | None, console: Console)
     there = runs_by_key(folder) if folder.exists() else {}
     todo = []
     for one in work:
-        path = there.get(key(tomllib.loads(to_toml(one.config))), folder / one.name)
+        path = next(iter(there.get(key(tomllib.loads(to_toml(one.config))), [])), folder / one.name)
         if not (path.exists() and settled(path, one.config.training.rounds)):
             todo.append(Started(one.name.rpartition("-seed")[0], path, one.config))
     if done := len(work) - len(todo):
@@ -246,17 +246,20 @@ def _entries(wanted: Sequence[Cell], seeds: str | None, terms: Terms, folder: Pa
 
 def _measure(wanted: Sequence[Cell], seeds: str | None, terms: Terms, folder: Path, console: Console) -> None:
     """Whatever the cells ask of finished models and is not there yet; what is, is found again."""
+    from ..reports.reproduction import gradients
+
     find = _finder(terms, folder)
     for cell in wanted:
         if cell.quantity == "client_classes":
             _draw_distribution(cell, terms, folder)
             continue
         for seed in _seeds(cell, seeds):
-            run = find(cell.setting, seed, False)
-            if run is not None and cell.quantity == "gradients":
-                _count_gradients(run.path, terms.config(cell.setting, seed, False))
-            elif run is not None and run.status == "finished":
-                _measure_model(cell, run.path, console)
+            runs = find(cell.setting, seed, False)
+            if runs and cell.quantity == "gradients":
+                if all(gradients(run) is None for run in runs):
+                    _count_gradients(runs[0].path, terms.config(cell.setting, seed, False))
+            elif runs and runs[0].status == "finished":
+                _measure_model(cell, runs[0].path, console)
     _interpolate([cell for cell in wanted if cell.quantity == "interpolation"], seeds, find, console)
 
 
@@ -267,8 +270,8 @@ def _interpolate(wanted: Sequence[Cell], seeds: str | None, find: Finder, consol
 
     for column in dict.fromkeys(cell.column for cell in wanted):
         ends = [cell for cell in wanted if cell.column == column]
-        runs = [find(cell.setting, seed, False) for cell in ends for seed in _seeds(cell, seeds)[:1]]
-        finished = [MeasuredRun(run.path) for run in runs if run is not None and run.status == "finished"]
+        runs = [find(cell.setting, seed, False)[:1] for cell in ends for seed in _seeds(cell, seeds)[:1]]
+        finished = [MeasuredRun(run.path) for found in runs for run in found if run.status == "finished"]
         if len(ends) == len(finished) == 2:
             console.print(f"measuring the line from {finished[0].name} to {finished[1].name}")
             start, stop = ends[0].details["range"]
@@ -304,9 +307,8 @@ def _count_gradients(path: Path, config: Config) -> None:
     from ..reports.reproduction import GRADIENTS
 
     folder = RunFolder(path).analysis
-    if not (folder / GRADIENTS).exists():
-        folder.mkdir(exist_ok=True)
-        write_json(folder / GRADIENTS, {"gradients_per_step": gradients_per_step(build_job(config))})
+    folder.mkdir(exist_ok=True)
+    write_json(folder / GRADIENTS, {"gradients_per_step": gradients_per_step(build_job(config))})
 
 
 def _draw_distribution(cell: Cell, terms: Terms, folder: Path) -> None:
@@ -537,7 +539,7 @@ def _plan(exhibit: Exhibit, work: Sequence[Work], folder: Path, console: Console
     missing: dict[str, bool] = {}
     measured: dict[str, Forecast | None] = {}
     for one in work:
-        path = there.get(key(tomllib.loads(to_toml(one.config))))
+        path = next(iter(there.get(key(tomllib.loads(to_toml(one.config))), [])), None)
         done = path is not None and settled(path, one.config.training.rounds)
         alike = one.name.rpartition("-seed")[0]
         if alike not in measured:

@@ -49,7 +49,7 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Search hyper-parameters. Points are judged on a validation share of the training data, never on the test set,
-    by their mean over the seeds. Several processes may work on the same sweep, each with --workers, and one that was
+    by their mean over the seeds. Several processes may work on the same sweep, each with --workers; one that was
     stopped goes on."""
     from ..job import build_execution, build_job
     from ..run import execute

@@ -27,8 +27,8 @@ from .tables import CROSS, DASH, Column, Table
 from .tables import Cell as Shown
 from .verdict import Judgement, Result, judge
 
-Find: TypeAlias = Callable[[Setting, int, bool], Run | None]
-"""The run of a setting and a seed, if there is one; with the true delta_eps recorded, if asked."""
+Find: TypeAlias = Callable[[Setting, int, bool], Sequence[Run]]
+"""The runs of a setting and a seed, the longest first; with the true delta_eps recorded, if asked."""
 
 DRAWN = frozenset(
     {
@@ -61,12 +61,13 @@ constants that could be swapped."""
 
 
 def key(config: Mapping[str, Any]) -> str:
-    """What tells one of the paper's runs from another; two configurations with one key train alike."""
+    """What tells one of the paper's runs from another; two configurations with one key train and report alike."""
 
     def section(name: str, *left_out: str) -> dict[str, Any]:
         return {k: v for k, v in (config.get(name) or {}).items() if k not in left_out}
 
-    training = config.get("training") or {}
+    training = {"precision": "float32", **section("training")}
+    decisive = ("seed", "cohort", "participation", "evaluate_on", "eval_every", "window", "precision")
     return canonical(
         {
             "fidelity": config.get("fidelity", "paper"),
@@ -74,25 +75,26 @@ def key(config: Mapping[str, Any]) -> str:
             "model": section("model"),
             "local": section("local"),
             "algorithm": section("algorithm"),
-            "training": {k: training.get(k) for k in ("seed", "cohort", "participation", "evaluate_on")},
+            "training": {k: training.get(k) for k in decisive},
             "true_delta_eps": bool(training.get("true_delta_eps")),
         }
     )
 
 
-def runs_by_key(folder: Path) -> dict[str, Path]:
-    """The runs below a folder; of several with one key, the one with most rounds."""
-    found: dict[str, tuple[int, Path]] = {}
+def runs_by_key(folder: Path) -> dict[str, list[Path]]:
+    """The runs below a folder; of several with one key, first those with most rounds."""
+    found: dict[str, list[tuple[int, Path]]] = {}
     for path in find_runs([folder])[0]:
         try:
             config = tomllib.loads(RunFolder(path).config.read_text())
             rounds = _rounds_done(path)
         except (OSError, ValueError, InvalidInput):
             continue  # not ours to judge; `fedgloss runs` names it
-        name = key(config)
-        if name not in found or rounds > found[name][0]:
-            found[name] = rounds, path
-    return {name: path for name, (_, path) in found.items()}
+        found.setdefault(key(config), []).append((rounds, path))
+    return {
+        name: [path for _, path in sorted(runs, key=lambda one: one[0], reverse=True)]
+        for name, runs in found.items()
+    }
 
 
 def _rounds_done(path: Path) -> int:
@@ -147,7 +149,7 @@ def early(rounds: int, needed: int) -> bool:
 def entry(cell: Cell, seeds: Sequence[int], find: Find, *, scaled: bool = False) -> Entry:
     """A cell as our runs answer it."""
     with_true = cell.quantity == "delta_eps"
-    found = {seed: run for seed in seeds if (run := find(cell.setting, seed, with_true)) is not None}
+    found = {seed: _telling(cell, runs) for seed in seeds if (runs := find(cell.setting, seed, with_true))}
     runs = tuple(found.values())
     if cell.quantity in DRAWN:
         missing = "not measured" if runs else ""
@@ -165,6 +167,13 @@ def entry(cell: Cell, seeds: Sequence[int], find: Find, *, scaled: bool = False)
     judgement = judge(cell, list(results.values()), rounds=rounds, scaled=scaled)
     why = target.why if target is not None and QUANTITIES[cell.quantity].to_target else ""
     return Entry(cell, results, judgement, rounds, why, runs)
+
+
+def _telling(cell: Cell, runs: Sequence[Run]) -> Run:
+    """The run that speaks for a cell: the longest, but for gradients, which any run may have counted."""
+    if cell.quantity == "gradients":
+        return next((run for run in runs if gradients(run) is not None), runs[0])
+    return runs[0]
 
 
 def _pictured(cell: Cell, run: Run) -> bool:
@@ -198,7 +207,9 @@ def _target(cell: Cell, seeds: Sequence[int], find: Find) -> _Target:
     """The reference's accuracy: ours where all its seeds are through, else the paper's."""
     (reference,) = cells(str(cell.reference))
     setting = reference.setting
-    ours = [found for seed in seeds if (run := find(setting, seed, False)) and (found := _accuracy(run, setting))]
+    ours = [
+        found for seed in seeds if (runs := find(setting, seed, False)) and (found := _accuracy(runs[0], setting))
+    ]
     if len(ours) == len(seeds):
         return _Target(fmean(ours), setting.rounds, setting, f"target {fmean(ours):.1f}, our own reference's")
     printed = reference.published.value if reference.published else None
@@ -216,7 +227,7 @@ def _answer(cell: Cell, run: Run, seed: int, target: _Target | None, find: Find)
     if cell.quantity == "communication":
         return run.traffic.factor if run.length else None
     if cell.quantity == "gradients":
-        return _gradients(run)
+        return gradients(run)
     if run.status not in ("finished", "diverged"):
         return None
     if target is not None and QUANTITIES[cell.quantity].to_target:
@@ -228,8 +239,8 @@ def _answer(cell: Cell, run: Run, seed: int, target: _Target | None, find: Find)
     if cell.quantity == "accuracy_half":
         return _half_way(cell, run)
     if cell.quantity == "accuracy_lost" and target is not None:
-        reference = find(target.setting, seed, False)
-        whole = None if reference is None else reference.reported("accuracy")
+        references = find(target.setting, seed, False)
+        whole = references[0].reported("accuracy") if references else None
         own = run.reported("accuracy")
         return 100 * (whole - own) / whole if whole and own is not None else None
     if cell.quantity == "parameter_norm":
@@ -274,7 +285,8 @@ def _to_target(cell: Cell, run: Run, target: _Target) -> Result | None:
     return {"rounds": rounds, "speed_up": target.rounds / rounds, "cost": relative}[cell.quantity]
 
 
-def _gradients(run: Run) -> float | None:
+def gradients(run: Run) -> float | None:
+    """Gradients per local step, where they were counted in this run."""
     path = RunFolder(run.path).analysis / GRADIENTS
     value = read_json(path).get("gradients_per_step") if path.exists() else None
     return float(value) if isinstance(value, int | float) else None
@@ -307,7 +319,8 @@ class Finder:
 
     def __init__(self, folder: Path, config_of: Callable[[Setting, int, bool], Mapping[str, Any]]) -> None:
         self._paths = runs_by_key(folder) if folder.exists() else {}
-        self._names = dict(zip(self._paths.values(), short_names(list(self._paths.values())), strict=True))
+        every = [path for paths in self._paths.values() for path in paths]
+        self._names = dict(zip(every, short_names(every), strict=True))
         self._config_of = config_of
         self._read: dict[Path, Run | None] = {}
 
@@ -315,10 +328,11 @@ class Finder:
     def empty(self) -> bool:
         return not self._paths
 
-    def __call__(self, setting: Setting, seed: int, true_delta_eps: bool) -> Run | None:
-        path = self._paths.get(key(self._config_of(setting, seed, true_delta_eps)))
-        if path is None:
-            return None
+    def __call__(self, setting: Setting, seed: int, true_delta_eps: bool) -> list[Run]:
+        paths = self._paths.get(key(self._config_of(setting, seed, true_delta_eps)), [])
+        return [run for path in paths if (run := self._run(path)) is not None]
+
+    def _run(self, path: Path) -> Run | None:
         if path not in self._read:
             try:
                 self._read[path] = read_run(path, self._names[path])[0]
