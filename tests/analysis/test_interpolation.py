@@ -12,7 +12,9 @@ from curvature import Known, small_cnn
 from torch import nn
 
 from fedgloss import InvalidInput
-from fedgloss.analysis import Interpolation, Interrupted, interpolate, interpolation, load, save
+from fedgloss.analysis import Interpolation, Interrupted, Subject, interpolate, interpolation, load, save
+
+SUBJECT = Subject(samples=1, parameters=1)
 
 
 def test_the_ends_are_the_two_models(known: Known, tmp_path: Path) -> None:
@@ -43,6 +45,15 @@ def test_the_barrier_is_measured_from_the_straight_line_between_the_losses() -> 
     assert interpolate(one, other, bump, data).barrier == pytest.approx(1.0)
     valley = interpolate(one, other, lambda outputs, targets: -bump(outputs, targets), data)
     assert valley.barrier == 0
+
+
+def test_a_loss_beyond_all_numbers_between_the_models_is_a_barrier_without_end(tmp_path: Path) -> None:
+    for beyond in (float("nan"), float("inf")):
+        found = Interpolation((0.0, 0.5, 1.0, 1.5), {"loss": (1.0, beyond, 1.0, 1.0)}, SUBJECT)
+        save(tmp_path / "line.json", found)
+        assert found.barrier == load(tmp_path / "line.json", Interpolation).barrier == float("inf")
+    outside = Interpolation((0.0, 0.5, 1.0, 1.5), {"loss": (1.0, 3.0, 1.0, float("nan"))}, SUBJECT)
+    assert outside.barrier == 2
 
 
 def test_the_two_models_are_always_among_the_points() -> None:
@@ -94,6 +105,14 @@ def test_models_that_cannot_be_mixed_are_refused() -> None:
     statistics = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(InvalidInput, match="keeps running statistics"):
         interpolate(statistics, statistics, F.cross_entropy, data)
+    frozen, other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for model in (frozen, other):
+        model[0].requires_grad_(False)
+    with pytest.raises(InvalidInput, match="second: '0.bias' is not trained, and differs"):
+        interpolate(frozen, other, F.cross_entropy, data)
+    other[0].load_state_dict(frozen[0].state_dict())
+    line = interpolate(frozen, other, F.cross_entropy, data, points=2, start=0, stop=1)
+    assert line.loss[1] == pytest.approx(float(F.cross_entropy(other(data[0]), data[1]).detach()), rel=1e-6)
     broken = nn.Linear(2, 2)
     broken.bias.data.fill_(float("inf"))
     with pytest.raises(InvalidInput, match="second weights: 'bias' holds a NaN or infinity"):

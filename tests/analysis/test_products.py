@@ -216,6 +216,18 @@ def test_a_kernel_unknown_to_the_fast_product_is_noticed() -> None:
     assert loss._product is hessian_vector_by_double_backward
 
 
+def test_a_kernel_unknown_is_noticed_where_the_samples_it_is_tried_on_are_flat() -> None:
+    def but_for_class_zero(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (F.cross_entropy(outputs, targets, reduction="none") * (targets > 0)).mean()
+
+    torch.manual_seed(0)
+    module, inputs, targets = Custom().double(), pictures(6), torch.tensor([0, 0, 1, 2, 1])
+    loss = MeanLoss(module, but_for_class_zero, (inputs, targets))
+    first = loss.on((inputs[2:], targets[2:]), split="data")
+    vector = torch.ones(loss.layout.size, dtype=torch.float64)
+    assert norm(loss.hessian_vector(loss.params, vector) - 0.6 * first.hessian_vector(loss.params, vector)) < 1e-12
+
+
 def test_a_loss_without_curvature_leaves_the_network_s() -> None:
     torch.manual_seed(0)
     module, inputs, targets = (
@@ -320,6 +332,20 @@ def test_dropout_is_off_and_regression_has_no_accuracy() -> None:
     loss = MeanLoss(module, F.mse_loss, (torch.randn(9, 3), torch.randn(9, 2)))
     assert loss.evaluate(loss.params) == loss.evaluate(loss.params)
     assert loss.evaluate(loss.params).keys() == {"loss"}
+
+
+def test_accuracy_is_of_outputs_that_are_a_score_for_each_class() -> None:
+    def binary(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs.flatten(), targets.double())
+
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(9, 3).double(), torch.arange(9) % 2
+    for module in (nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))):
+        loss = MeanLoss(module.double(), binary, (inputs, targets), batch_size=4)
+        expected = float(binary(module(inputs), targets).detach())
+        assert loss.evaluate(loss.params) == {"loss": pytest.approx(expected)}
+    scores = MeanLoss(nn.Linear(3, 2).double(), F.cross_entropy, (inputs, targets))
+    assert scores.evaluate(scores.params).keys() == {"loss", "accuracy"}
 
 
 def test_disjoint_subsets_share_nothing() -> None:

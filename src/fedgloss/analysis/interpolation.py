@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import InvalidInput, require
 from ..tasks import Loss
@@ -32,10 +33,15 @@ class Interpolation:
 
     @property
     def barrier(self) -> float:
-        """How far, between the models, the loss rises above the straight line between their losses; at least 0."""
+        """How far, between the models, the loss rises above the straight line between their losses; at least 0.
+
+        NaN where an end was not measured, infinity where the loss goes beyond all numbers on the way.
+        """
         between = {c: loss for c, loss in zip(self.coefficients, self.loss, strict=True) if 0 <= c <= 1}
         if not {0.0, 1.0} <= set(between):
             return math.nan
+        if not all(map(math.isfinite, between.values())):
+            return math.inf
         return max(loss - ((1 - c) * between[0.0] + c * between[1.0]) for c, loss in between.items())
 
 
@@ -67,6 +73,11 @@ def interpolate(
     layout, other = Layout.of(first), Layout.of(second)
     if layout.fingerprint != other.fingerprint:
         raise InvalidInput("second: its parameters differ from the first model's in name, shape or type")
+    if (name := _differs(first, second)) is not None:
+        raise InvalidInput(
+            f"second: {name!r} is not trained, and differs from the first model's: no mix of trained parameters "
+            "leads from one to the other; make it equal, or set requires_grad where it is a parameter"
+        )
     mean_loss = MeanLoss(first, loss, data, workers=workers)
     return interpolation(
         mean_loss,
@@ -118,6 +129,20 @@ def interpolation(
     except KeyboardInterrupt:
         raise Interrupted(result() if found else None) from None
     return result()
+
+
+def _differs(first: nn.Module, second: nn.Module) -> str | None:
+    """The name of a buffer or frozen parameter that the two do not share."""
+    one, other = _untrained(first), _untrained(second)
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not torch.equal(one[name], other[name]):
+            return name
+    return None
+
+
+def _untrained(module: nn.Module) -> dict[str, Tensor]:
+    named = (*module.named_buffers(), *module.named_parameters())
+    return {name: tensor.cpu() for name, tensor in named if not tensor.requires_grad}
 
 
 def _by_place(known: Interpolation) -> dict[float, dict[str, float]]:

@@ -86,7 +86,7 @@ class MeanLoss:
         self.split = split
         self._loss = loss
         self._transform = transform
-        self._metrics = self._default_metrics() if metrics is None else metrics
+        self._metrics = metrics
         self._batch_size = batch_size
         self._weighting: Weighting = weighting
         self._preprocessing = preprocessing
@@ -130,17 +130,18 @@ class MeanLoss:
             with torch.no_grad():
                 outputs = network.module(inputs)
                 found = {"loss": float(self._loss(outputs, targets))}
-                for name, metric in self._metrics.items():
+                metrics = _usual_metrics(outputs, targets) if self._metrics is None else self._metrics
+                for name, metric in metrics.items():
                     values = metric(outputs, targets)
                     if values.shape != (len(targets),):
                         raise InvalidInput(f"metrics.{name}: must give one value per sample")
                     found[name] = float(values.cpu().double().mean())
             return found
 
-        totals: dict[str, float] = dict.fromkeys(["loss", *self._metrics], 0.0)
+        totals: dict[str, float] = {}
         for weight, found in self._batches(params, work):
             for name, value in found.items():
-                totals[name] += weight * value
+                totals[name] = totals.get(name, 0.0) + weight * value
         return {name: total / self._weight for name, total in totals.items()}
 
     def gradient(self, params: Vector) -> tuple[float, Vector]:
@@ -187,10 +188,6 @@ class MeanLoss:
         count = min(most, available // samples)
         parts = [np.sort(order[i * samples : (i + 1) * samples]) for i in range(count)]
         return [self.on(Subset(self.samples, part), split=self.split) for part in parts]
-
-    def _default_metrics(self) -> Mapping[str, Metric]:
-        targets = self.samples.targets
-        return {} if targets.is_floating_point() or targets.ndim != 1 else {"accuracy": accuracy}
 
     def _batches(
         self, params: Vector, work: Callable[[_Copy, Tensor, Tensor], Result]
@@ -285,8 +282,14 @@ class MeanLoss:
         except Exception:  # a function this product does not know; whatever it says, the other way works
             return hessian_vector_by_double_backward
         tolerance = 10 * torch.finfo(self.layout.dtype).eps ** 0.5
-        agree = norm((fast - sure).double()) <= tolerance * norm(sure.double())
+        agree = norm((fast - sure).double()) < tolerance * norm(sure.double())  # two zeros say nothing
         return hessian_vector if agree else hessian_vector_by_double_backward
+
+
+def _usual_metrics(outputs: Any, targets: Tensor) -> Mapping[str, Metric]:
+    """Accuracy, where the outputs are a score for each class and the targets its number."""
+    scores = isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+    return {"accuracy": accuracy} if scores and targets.ndim == 1 and not targets.is_floating_point() else {}
 
 
 _BatchProduct: TypeAlias = Callable[
