@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedgloss.analysis import (
     Interrupted,
     MeanLoss,
     eigenvalues,
+    from_json,
     hessian,
     lanczos,
     load,
@@ -206,9 +208,19 @@ def test_a_result_survives_its_file(known: Known, tmp_path: Path) -> None:
     assert {"value", "residual", "iterations", "spread"} <= text["top"][0].keys()
     assert "vectors" not in text
     assert to_json({"loss": (math.nan, 1.0)}) == {"loss": [None, 1.0]}
-    (tmp_path / "torn.json").write_text("{")
-    with pytest.raises(InvalidInput, match=r"torn.json: cannot be read as Eigenvalues"):
-        load(tmp_path / "torn.json", Eigenvalues)
+    del text["top"][0]["by_subset"]  # as if by a version that did not know it
+    assert from_json(Eigenvalues, text).top[0] == replace(found.top[0], by_subset=())
+    for damage in (
+        "{",
+        "[]",
+        json.dumps(text | {"subject": [1]}),
+        json.dumps(text | {"products": "9"}),
+        json.dumps(text | {"method": "guess"}),
+        json.dumps({name: value for name, value in text.items() if name != "seed"}),
+    ):
+        (tmp_path / "torn.json").write_text(damage)
+        with pytest.raises(InvalidInput, match=r"torn.json: cannot be read as Eigenvalues .*; remove it"):
+            load(tmp_path / "torn.json", Eigenvalues)
 
 
 @pytest.mark.parametrize(("method", "products"), [("lanczos", 8), ("power", 25)])

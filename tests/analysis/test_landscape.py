@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from pathlib import Path
@@ -116,6 +117,12 @@ def test_a_file_of_another_surface_is_refused(known: Known, tmp_path: Path) -> N
         with pytest.raises(InvalidInput, match=r"surface.json: holds another model's surface, plane or grid"):
             other()
     assert path.read_bytes() == before
+    text = json.loads(before)
+    row = {"loss": [[1.0, 2.0]], "accuracy": [[1.0, 2.0]]}
+    for damage in ({"grids": row}, {"grids": []}, {"computed": 5}, {"computed": "2"}):
+        path.write_text(json.dumps(text | damage))
+        with pytest.raises(InvalidInput, match=r"surface.json: cannot be read as Surface .*; remove it"):
+            surface(loss, grid=2, saved=path)
 
 
 def test_losses_beyond_all_numbers_are_kept_as_gaps(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ class Interpolation:
     curves: Mapping[str, tuple[float, ...]]
     subject: Subject
 
+    def __post_init__(self) -> None:
+        fits = all(len(curve) == len(self.coefficients) for curve in self.curves.values())
+        require(fits, "curves", f"must be of the {len(self.coefficients)} coefficients")
+
     @property
     def loss(self) -> tuple[float, ...]:
         return self.curves["loss"]

@@ -40,6 +40,12 @@ class Surface:
     computed: int
     subject: Subject
 
+    def __post_init__(self) -> None:
+        shapes = [(len(rows), *{len(row) for row in rows}) for rows in self.grids.values()]
+        fits = all(shape == (len(self.y), len(self.x)) for shape in shapes)
+        require(fits, "grids", f"must have {len(self.y)} rows of {len(self.x)} points")
+        require(0 <= self.computed <= len(self.x) * len(self.y), "computed", "must be of the grid's points")
+
     @property
     def loss(self) -> tuple[tuple[float, ...], ...]:
         return self.grids["loss"]
@@ -190,7 +196,7 @@ def _resumed(new: Surface, saved: Path) -> Surface:
     """The surface in the file, if it is of the same model, plane, grid and data."""
     old = load(saved, Surface)
     same = (old.x, old.y, old.fingerprint, old.subject) == (new.x, new.y, new.fingerprint, new.subject)
-    if not same or not _close(old.centre, new.centre):
+    if not same or old.grids.keys() != new.grids.keys() or not _close(old.centre, new.centre):
         raise InvalidInput(f"{saved}: holds another model's surface, plane or grid; remove it or name another file")
     return old
 

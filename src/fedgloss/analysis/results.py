@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from ..errors import InvalidInput
-from ..files import write_atomically
+from ..files import read_text, write_atomically
 
 Progress: TypeAlias = Callable[[int, int], None]
 """(done, at most to do), called after each step of a measurement."""
@@ -56,10 +56,13 @@ def save(path: Path, result: object) -> None:
 
 def load(path: Path, kind: type[Result]) -> Result:
     """Read a result from a JSON file."""
+    text = read_text(path)
     try:
-        return from_json(kind, json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path}: cannot be read as {kind.__name__} ({error})") from error
+        return from_json(kind, json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidInput(
+            f"{path}: cannot be read as {kind.__name__} ({error}); remove it to have it measured anew"
+        ) from error
 
 
 def _kept(kind: type[Any]) -> list[dataclasses.Field[Any]]:
@@ -74,7 +77,8 @@ def _holds_tensors(hint: Any) -> bool:
 def _read(hint: Any, data: Json) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = typing.get_type_hints(hint)
-        return hint(**{field.name: _read(hints[field.name], data[field.name]) for field in _kept(hint)})
+        given = [field.name for field in _kept(hint) if field.name in data or _required(field)]
+        return hint(**{name: _read(hints[name], data[name]) for name in given})
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         (only,) = [kind for kind in inner if kind is not type(None)]
@@ -86,4 +90,11 @@ def _read(hint: Any, data: Json) -> Any:
         return {key: _read(inner[1], value) for key, value in data.items()}
     if hint is float:
         return math.nan if data is None else float(data)
+    if type(data) is not hint if origin is None else data not in inner:
+        raise TypeError(f"{data!r} where {hint} belongs")
     return data
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    """What has a default may be missing: an earlier version did not write it."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
