@@ -108,7 +108,7 @@ def test_models_that_cannot_be_mixed_are_refused() -> None:
     frozen, other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for model in (frozen, other):
         model[0].requires_grad_(False)
-    with pytest.raises(InvalidInput, match="second: '0.bias' is not trained, and differs"):
+    with pytest.raises(InvalidInput, match=r"second: '0\.bias' is not trained, and differs"):
         interpolate(frozen, other, F.cross_entropy, data)
     other[0].load_state_dict(frozen[0].state_dict())
     line = interpolate(frozen, other, F.cross_entropy, data, points=2, start=0, stop=1)

@@ -236,6 +236,21 @@ def test_the_line_between_two_runs(call, runs: Path) -> None:
         assert line.loss[at] == pytest.approx(end["loss"], rel=1e-5)
         assert line.curves["accuracy"][at] == pytest.approx(end["accuracy"], abs=1e-9)
     assert (runs / "naive" / "analysis" / "interpolation-to-fedgloss-last-accuracy.png").exists()
+    before = (runs / "naive" / "analysis" / "interpolation-to-fedgloss-last.json").read_bytes()
+    options = ("--samples", "50", "--seed", "3", "--on", "train", "--points", "2", "--json")
+    shown = call("interpolate", "naive", "fedgloss", *options, "--from", "0.5").out
+    assert json.loads(shown, parse_constant=pytest.fail)["train"]["barrier"] is None  # not between both models
+    assert (runs / "naive" / "analysis" / "interpolation-to-fedgloss-last-train-50-seed3.json").exists()
+    assert (runs / "naive" / "analysis" / "interpolation-to-fedgloss-last.json").read_bytes() == before
+
+
+def test_a_line_says_when_the_second_run_learnt_other_data(call, no_test_set: Path) -> None:
+    shutil.copytree("no-test", "renamed")
+    config = RunFolder(Path("renamed")).config
+    (no_test_set.parent / "other_data.py").write_text("from own_data import make\n")
+    config.write_text(config.read_text().replace("own_data:make", "other_data:make"))
+    out = call("interpolate", "no-test", "renamed", "--on", "train", "--points", "2").out
+    assert "renamed was trained on other_data:make; the line is measured on own_data:make" in " ".join(out.split())
 
 
 def test_the_mean_of_the_last_models(call, runs: Path) -> None:
@@ -312,6 +327,38 @@ def test_what_was_measured_before_stays_beside_what_is_measured_now(runs: Path) 
     assert measure_flatness(run, terms, Measures(top=1)).trace is None
 
 
+def test_processes_at_one_run_keep_each_other_s_results(runs: Path) -> None:
+    run, terms, together = MeasuredRun("fedavg"), Terms(samples=100), Measures(top=1, trace=True)
+
+    def meanwhile(what: str, done: int, total: int) -> None:
+        if what == "trace" and done == 1:
+            measure_flatness(MeasuredRun("fedavg"), terms, Measures(top=1, sharpness=True))
+
+    found = measure_flatness(run, terms, together, meanwhile)
+    saved = load(runs / "fedavg" / "analysis" / "flatness-last-train-100-lanczos.json", Flatness)
+    assert saved.trace is not None
+    assert len(saved.worst_case) == 2
+    assert found == saved
+
+    command = [
+        sys.executable,
+        "-m",
+        "fedgloss",
+        "flatness",
+        "fedgloss",
+        "--samples",
+        "100",
+        "--top",
+        "1",
+        "--quiet",
+    ]
+    options = ("--trace", "--sharpness", "--density")
+    processes = [subprocess.Popen([*command, option]) for option in options]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    saved = load(runs / "fedgloss" / "analysis" / "flatness-last-train-100-lanczos.json", Flatness)
+    assert None not in (saved.eigenvalues, saved.trace, saved.average_case, saved.density)
+
+
 class StopAfter:
     """Ctrl-C in the middle: after so many reports of progress."""
 
@@ -348,6 +395,16 @@ def test_stopped_measurements_keep_what_they_have_and_go_on(runs: Path) -> None:
     rest = StopAfter(-1)
     assert replace(measure_flatness(run, terms, measures, rest), run="copy") == expected
     assert "eigenvalues, subset 1 of 4" not in rest.seen
+
+
+@pytest.mark.parametrize("stop_at", [1, 3])
+def test_a_stopped_measurement_does_not_replace_a_better_one(runs: Path, stop_at: int) -> None:
+    run, file = MeasuredRun("fedavg"), runs / "fedavg" / "analysis" / "flatness-last-train-300-lanczos.json"
+    whole = measure_flatness(run, Terms(samples=300), Measures(top=1, local=True, clients=2))
+    assert whole.exact
+    with pytest.raises(KeyboardInterrupt):
+        measure_flatness(run, Terms(samples=300), Measures(top=2, local=True, clients=1), StopAfter(stop_at))
+    assert load(file, Flatness) == whole
 
 
 def test_a_stopped_landscape_and_a_stopped_line_go_on(runs: Path) -> None:
@@ -426,6 +483,9 @@ def test_bad_input_is_one_clear_line(runs: Path, no_test_set: Path, capsys: pyte
     for path in empty.checkpoints.iterdir():
         path.unlink()
 
+    short = spoil("short")
+    short.rounds.write_text("".join(short.rounds.read_text().splitlines(keepends=True)[:2]))
+
     shutil.copytree("no-test", "narrow")
     mistakes: list[tuple[list[str], str]] = [
         (["flatness"], "Missing argument"),
@@ -456,6 +516,17 @@ def test_bad_input_is_one_clear_line(runs: Path, no_test_set: Path, capsys: pyte
         (["flatness", "fedavg", "--sharpness", "--rho", "0"], "rho: must be positive, got 0"),
         (["flatness", "fedavg", "--sharpness", "--sigma", "nan"], "sigma: must be positive, got nan"),
         (["landscape", "fedavg", "--range", "1", "-1"], "--range: must rise"),
+        (["landscape", "fedavg", "--range", "0", "inf"], "--range: must rise and be finite"),
+        (
+            ["landscape", "fedavg", "--local", "--directions", "eigenvectors"],
+            "--directions: local models have random",
+        ),
+        (["landscape", "fedavg", "no-test", "--on", "test"], "no-test: its data 'arrays' have no test samples"),
+        (["flatness", "fedavg", "no-test", "--on", "test"], "no-test: its data 'arrays' have no test samples"),
+        (["flatness", "fedavg", "no-test", "--samples", "100"], "samples: asked for 100, train holds 40"),
+        (["flatness", "fedavg", "nan"], "nan: its weights '1.weight' hold a NaN"),
+        (["flatness", "fedavg", "unfinished", "--local"], "finish the run: fedgloss resume unfinished"),
+        (["flatness", "short", "--local"], "ends before round 3; put it back"),
         (["landscape", "fedavg", "--ceiling", "nan"], "--ceiling: must be positive, got nan"),
         (["landscape", "fedavg", "--grid", "1"], "--grid"),
         (["interpolate", "fedavg"], "Missing argument"),
@@ -477,6 +548,20 @@ def test_a_replay_that_leads_elsewhere_is_refused(runs: Path) -> None:
     assert folder.config.read_text() != config
     with pytest.raises(InvalidInput, match="leads elsewhere"):
         _ = MeasuredRun(runs / "fedavg").last_round
+
+
+def test_a_replay_that_is_not_to_the_bit_says_so(call, runs: Path) -> None:
+    folder = RunFolder(runs / "fedavg")
+    state = Checkpoints(folder).state(4)
+    moved = state["params"] * (1 + 1e-6)  # as another processor might have rounded
+    (folder.checkpoints / "00000004.safetensors").write_bytes(encode(state.also(params=moved)))
+    note = "ends near the run's model but not at its very bits"
+    out = call("flatness", "fedavg", "--local", "--clients", "1", "--samples", "50", "--top", "1").out
+    assert note in " ".join(out.split())
+    found = load(folder.analysis / "flatness-last-train-50-lanczos.json", Flatness)
+    assert found.exact is False
+    out = call("landscape", "fedavg", "--local", "--clients", "1", "--samples", "50", "--grid", "2").out
+    assert note in " ".join(out.split())
 
 
 def test_as_a_real_process_without_a_terminal(runs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,6 +59,8 @@ Clients = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where pictures that compare runs go; default the first run.")
 ]
+
+NOT_TO_THE_BIT = "the last round, run again here, ends near the run's model but not at its very bits"
 
 
 def flatness(
@@ -125,6 +128,8 @@ def flatness(
             for label, run in runs.items()
         }
         for label, run in runs.items():
+            _check(run, all_terms[label], local, clients)
+        for label, run in runs.items():
             found[label] = measure_flatness(run, all_terms[label], measures, showing.of(label))
             stem = f"flatness-{all_terms[label].stem}-{measures.method}"
             pictures: dict[str, Figure] = {}
@@ -184,16 +189,23 @@ def landscape(
 
     along = _one_of(directions, Directions, "--directions")
     require(clients is None or local, "--clients", "goes with --local")
-    require(span[0] < span[1], "--range", f"must rise, got {span[0]:g} to {span[1]:g}")
+    require(along == "random" or not local, "--directions", "local models have random planes; leave --local out")
+    require(
+        -math.inf < span[0] < span[1] < math.inf,
+        "--range",
+        f"must rise and be finite, got {span[0]:g} to {span[1]:g}",
+    )
     require(ceiling is None or ceiling > 0, "--ceiling", f"must be positive, got {ceiling}")
     console = Console(stderr=json, quiet=quiet)
     found: dict[str, Surface] = {}
     with _opened(paths, workers) as runs, Showing(console) as showing:
-        for run in runs.values() if local else ():
-            run.last_round.first(clients)  # what cannot be had is said before hours of work
+        all_terms: dict[str, Terms] = {}
         for label, run in runs.items():
             terms = _terms(run, fidelity, model, on, samples, constants, weighting, seed)
-            terms = replace(terms, samples=samples or run.most_samples(terms.on))
+            all_terms[label] = replace(terms, samples=samples or run.most_samples(terms.on))
+            _check(run, all_terms[label], local, clients)
+        for label, run in runs.items():
+            terms = all_terms[label]
             name = "landscape" if along == "random" else f"landscape-{along}"
             one = measure_landscape(run, terms, grid=grid, span=span, directions=along, report=showing.of(label))
             found[label] = one
@@ -206,7 +218,7 @@ def landscape(
                 },
             )
             if local:
-                union = replace(terms, on="train", samples=samples or run.most_samples("train"))
+                union = replace(terms, on="train", model="last", samples=samples or run.most_samples("train"))
                 pairs = measure_local_landscapes(
                     run, union, clients=clients, grid=grid, span=span, report=showing.of(label)
                 )
@@ -232,7 +244,9 @@ def landscape(
         highest = max((v for row in one.loss for v in row if v == v), default=float("nan"))
         table.add_row(label, f"{one.centre['loss']:.4f}", f"{highest:.4g}", _percent(one.centre.get("accuracy")))
     console.print(table)
-    for run in runs.values():
+    for label, run in runs.items():
+        if local and not run.last_round.exact:
+            console.print(f"{label}: {NOT_TO_THE_BIT}", highlight=False, soft_wrap=True)
         console.print(f"results and pictures: {run.folder.analysis}", highlight=False, soft_wrap=True)
 
 
@@ -253,9 +267,13 @@ def interpolate(
     """The loss on the line through two runs' models, and the barrier between them, on train and on test."""
     from ..analysis import to_json
     from ..analysis.figures import interpolation_figure
-    from ..flatness import Model, Split, Terms, measure_interpolation
+    from ..flatness import Model, Split, Terms, line_stem, measure_interpolation
 
-    require(start < stop, "--from", f"must be below --to, got {start:g} and {stop:g}")
+    require(
+        -math.inf < start < stop < math.inf,
+        "--from",
+        f"must be below --to, both finite, got {start:g} and {stop:g}",
+    )
     console = Console(stderr=json, quiet=quiet)
     splits = [_one_of(on, Split, "--on")] if on else list(get_args(Split))
     which = _one_of(model or "last", Model, "--model")
@@ -264,10 +282,11 @@ def interpolate(
     with _opened([first, second], workers) as runs, Showing(console) as showing:
         one, other = runs.values()
         names = list(runs)
+        terms = [Terms(model=which, on=split, samples=samples, seed=seed) for split in splits]
         found = measure_interpolation(
             one,
             other,
-            [Terms(model=which, on=split, samples=samples, seed=seed) for split in splits],
+            terms,
             points=points,
             start=start,
             stop=stop,
@@ -283,16 +302,19 @@ def interpolate(
             for quantity in ("loss", "accuracy")
             if all(quantity in curve.curves for curve in found.values())
         }
-        _draw(one.folder.analysis, f"interpolation-to-{other.name}-{which}", pictures)
+        _draw(one.folder.analysis, line_stem(other, terms), pictures)
     if json:
-        barriers = {split: {"barrier": curve.barrier, **to_json(curve)} for split, curve in found.items()}
-        print(json_module.dumps(barriers))
+        lines = {split: {"barrier": curve.barrier, **to_json(curve)} for split, curve in found.items()}
+        print(json_module.dumps(to_json(lines)))
         return
     table = Table("data", f"loss of {names[0]}", f"loss of {names[1]}", "barrier", box=None, pad_edge=False)
     for split, curve in found.items():
         ends = dict(zip(curve.coefficients, curve.loss, strict=True))
         table.add_row(split, *(_number(ends.get(end)) for end in (0.0, 1.0)), _number(curve.barrier))
     console.print(table)
+    if one.config.data.name != other.config.data.name:
+        note = f"{names[1]} was trained on {other.config.data.name}; the line is measured on {one.config.data.name}"
+        console.print(note, highlight=False, soft_wrap=True)
     console.print(f"results and pictures: {one.folder.analysis}", highlight=False, soft_wrap=True)
 
 
@@ -354,6 +376,16 @@ def _opened(paths: Sequence[Path], workers: int | None) -> Iterator[dict[str, Me
     short = methods if len(set(methods)) == len(runs) else [run.name for run in runs]
     labels = short if len(set(short)) == len(runs) else [str(run.path) for run in runs]
     yield dict(zip(labels, runs, strict=True))
+
+
+def _check(run: MeasuredRun, terms: Terms, local: bool, clients: int | None) -> None:
+    """What cannot be had is said before hours of work on other runs."""
+    run.weights(terms.model)
+    loss = run.loss(terms)
+    if terms.samples is not None:
+        loss.disjoint(terms.samples, 1, terms.seed)
+    if local:
+        run.last_round.first(clients)
 
 
 def _terms(
@@ -426,6 +458,8 @@ def _print_flatness(console: Console, found: Mapping[str, Flatness]) -> None:
         lines += [f"delta_eps, {name}, last rounds: {value:.3g}" for name, value in one.delta_eps.items()]
         if one.drift is not None:
             lines.append(f"drift {one.drift.drift:.3g}, agreement {one.drift.agreement:.3g} of the last updates")
+        if one.exact is False:
+            lines.append(NOT_TO_THE_BIT)
         for client in one.local:
             here, union = client.local.largest.value, client.union.largest.value
             lines.append(f"client {client.client}: lambda_1 {here:.4g} on its own data, {union:.4g} on all")

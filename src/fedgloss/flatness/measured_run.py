@@ -59,7 +59,15 @@ class Terms:
     @property
     def stem(self) -> str:
         """The part of a result's file name that tells these terms from others."""
-        parts = [self.model, self.on, *([] if self.samples is None else [str(self.samples)])]
+        return self._stem(self.on)
+
+    @property
+    def stem_of_splits(self) -> str:
+        """The same where one file holds several splits."""
+        return self._stem()
+
+    def _stem(self, *split: str) -> str:
+        parts = [self.model, *split, *([] if self.samples is None else [str(self.samples)])]
         parts += ["swapped"] if self.constants == "swapped" else []
         parts += ["batches"] if self.weighting == "batches" else []
         parts += [f"seed{self.seed}"] if self.seed else []
@@ -108,7 +116,7 @@ class MeasuredRun:
         self.checkpoints = Checkpoints(self.folder)
         kept = self.checkpoints.rounds()
         if not kept:
-            raise InvalidInput(f"{self.path}: has no checkpoint yet")
+            raise InvalidInput(f"{self.path}: has no checkpoint yet; go on with it: fedgloss resume {self.path}")
         self.rounds = kept[-1]
         self.problem: Problem = build_problem(self.config)
         self.module: nn.Module = self.problem.build(self.config.training.seed)
@@ -133,7 +141,7 @@ class MeasuredRun:
 
     def weights(self, model: Model = "last") -> Vector:
         """The weights to measure, checked."""
-        vector = run_weights(self.folder, average=model == "average100")
+        vector = run_weights(self.folder, average=model == "average100", done=self.rounds)
         self.layout.check(vector, f"{self.path}: weights")
         if (name := self.layout.first_non_finite(vector)) is not None:
             raise InvalidInput(f"{self.path}: its weights {name!r} hold a NaN or infinity: nothing to measure")
@@ -179,7 +187,9 @@ class MeasuredRun:
         objective = Objective(problem.build(self.config.training.seed), problem.loss, problem.device)
         state = on_device(self.checkpoints.state(before), objective.device)
         plan, algorithm = build_plan(self.config), build_algorithm(self.config)
-        dropped = read_lines(self.folder.rounds, "round")[-1].get("dropped", {})
+        lines = read_lines(self.folder.rounds, "round")
+        require(len(lines) > before, str(self.folder.rounds), f"ends before round {before}; put it back as it was")
+        dropped = lines[before].get("dropped", {})
         sampled = plan.sampling.cohort(state.population, plan.seed, state.round)
         cohort = [client for client in sampled if str(client) not in dropped]
         disk, memories = DiskStore(self.folder.clients, size=self.layout.size), MemoryStore()

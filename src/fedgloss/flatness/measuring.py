@@ -6,11 +6,12 @@ as soon as it is done, so that a measurement that was stopped, or is asked for m
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
@@ -105,7 +106,10 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Flatness:
-    """All that was measured of one run on one set of terms. Means are those of loss and metrics on that set."""
+    """All that was measured of one run on one set of terms. Means are those of loss and metrics on that set.
+
+    ``exact``: whether the last round, run again for ``drift`` and ``local``, led to the very bits of the run.
+    """
 
     run: str
     algorithm: str
@@ -120,6 +124,7 @@ class Flatness:
     delta_eps: Mapping[str, float] = field(default_factory=dict)
     drift: Drift | None = None
     local: tuple[LocalAgainstGlobal, ...] = ()
+    exact: bool | None = None
 
 
 class Pieces:
@@ -163,17 +168,18 @@ def measure_flatness(
 ) -> Flatness:
     """Measure a run and write the result to its ``analysis`` folder, as ``flatness-<terms>-<method>.json``.
 
-    What the file already tells of the same model, and is not measured anew, stays in it. At Ctrl-C it gets what is
-    finished, eigenvalues that have not converged included, and ``Interrupted`` is raised with the same.
+    What the file already tells of the same model, and is not measured anew, stays in it, also what another process
+    wrote meanwhile. At Ctrl-C it gets what is finished, eigenvalues that have not converged included where it has
+    no better, and ``Interrupted`` is raised with the same.
     """
     params, whole = run.weights(terms.model), run.loss(terms)
     with disk_errors(run.folder.analysis):
         run.folder.analysis.mkdir(exist_ok=True)
     parts = [whole] if terms.samples is None else whole.disjoint(terms.samples, measures.subsets, terms.seed)
     pieces, first = Pieces(run), parts[0]
-    stem = f"flatness-{terms.stem}-{measures.method}"
+    file = run.folder.analysis / f"flatness-{terms.stem}-{measures.method}.json"
     found = Flatness(run.name, run.algorithm, run.rounds, whole.evaluate(params), delta_eps=run.delta_eps())
-    found = _beside(found, run.folder.analysis / f"{stem}.json", measures)
+    _beside(found, file)  # a file that cannot be added to is refused before hours of work
     last = run.last_round if measures.local else None
     chosen = last.first(measures.clients) if last is not None else {}
     curvatures: list[_Curvature] = []
@@ -200,26 +206,46 @@ def measure_flatness(
             mean = _average_case(pieces, first, params, terms, measures, report)
             found = replace(found, worst_case=tuple(rises), average_case=mean)
         if last is not None:
-            found = replace(found, drift=drift(list(last.deltas.values()), list(last.sizes.values())))
+            pulls = drift(list(last.deltas.values()), list(last.sizes.values()))
+            found = replace(found, drift=pulls, exact=last.exact)
             for one in _locals(run, pieces, chosen, terms, measures, report):
                 found = replace(found, local=(*found.local, one))
     except KeyboardInterrupt as stopped:
         partial_result = stopped.partial if isinstance(stopped, Interrupted) else None
         if isinstance(partial_result, Eigenvalues) and not curvatures:
             found = replace(found, eigenvalues=partial_result)
-        _write(run, stem, found)
-        raise Interrupted(found) from None
-    _write(run, stem, found)
+        raise Interrupted(_add(found, file, stopped=True)) from None
+    return _add(found, file)
+
+
+def _add(found: Flatness, path: Path, *, stopped: bool = False) -> Flatness:
+    """Write what was found beside what the file holds, one process at a time; returns all of it."""
+    with disk_errors(path), (path.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = _beside(found, path, stopped=stopped)
+        save(path, found)
     return found
 
 
-def _beside(found: Flatness, path: Path, measures: Measures) -> Flatness:
-    """What is about to be measured, with what an earlier measurement of the same model has beside it."""
+def _beside(found: Flatness, path: Path, *, stopped: bool = False) -> Flatness:
+    """What was found, with what an earlier measurement of the same model has beside it, and with that instead of
+    what was stopped before it got as far."""
     earlier = load(path, Flatness) if path.exists() else found
     if (earlier.run, earlier.rounds, earlier.means) != (found.run, found.rounds, found.means):
         return found
-    kept = replace(earlier, delta_eps=found.delta_eps, eigenvalues=None, alignment=None)
-    return replace(kept, drift=None, local=()) if measures.local else kept
+    kept = {one.name for one in fields(found) if getattr(found, one.name) in (None, ())} - {"alignment"}
+    if stopped and _reach(earlier.eigenvalues) > _reach(found.eigenvalues):
+        kept |= {"eigenvalues"}
+    if stopped and len(earlier.local) > len(found.local):
+        kept |= {"local"}
+    if "eigenvalues" in kept:
+        kept |= {"alignment"}  # with these vectors
+    return replace(found, **{name: getattr(earlier, name) for name in kept})
+
+
+def _reach(found: Eigenvalues | None) -> tuple[bool, int]:
+    """How far a measurement got."""
+    return (False, 0) if found is None else (found.converged, found.products)
 
 
 def measure_landscape(
@@ -256,7 +282,7 @@ def measure_local_landscapes(
     report: Report | None = None,
 ) -> dict[int, tuple[Surface, Surface]]:
     """For clients of the last round, their models after local training: on their own data, and on the union."""
-    terms = replace(terms, on="train")
+    terms = replace(terms, on="train", model="last")
     whole = run.loss(terms)
     union = _subset(whole, terms)
     found: dict[int, tuple[Surface, Surface]] = {}
@@ -283,7 +309,10 @@ def measure_interpolation(
     stop: float = 2.0,
     report: Report | None = None,
 ) -> dict[Split, Interpolation]:
-    """The line through two runs' models on the first run's data; one file, ``interpolation-to-<second>...json``."""
+    """The line through two runs' models on the first run's data.
+
+    Written as ``interpolation-to-<second>-<terms>.json``; the split is part of the name where there is but one.
+    """
     if first.layout.fingerprint != second.layout.fingerprint:
         raise InvalidInput(
             f"{second.path}: its network differs from that of {first.path}: there is no line between"
@@ -311,8 +340,13 @@ def measure_interpolation(
                 _keep(path, stopped.partial)
             raise Interrupted(found) from None
         _keep(path, found[one.on])
-    _write(first, f"interpolation-to-{second.name}-{terms[0].model}", found)
+    _write(first, line_stem(second, terms), found)
     return found
+
+
+def line_stem(second: MeasuredRun, terms: Sequence[Terms]) -> str:
+    """The name, without suffix, of the file of a line to this run."""
+    return f"interpolation-to-{second.name}-{terms[0].stem if len(terms) == 1 else terms[0].stem_of_splits}"
 
 
 def _curvature(
