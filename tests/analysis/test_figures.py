@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedgloss import InvalidInput
 from fedgloss.analysis import (
@@ -46,6 +48,7 @@ def measured(*values: float, spread: float | None = None) -> Eigenvalues:
     return Eigenvalues("lanczos", top, (), 9, 1e-3, True, 0, SUBJECT)
 
 
+ENDS = Interpolation((0.0, 0.5, 1.0), {"loss": (1.0, 1.5, 1.2)}, SUBJECT)
 LINE = Interpolation((-1.0, 0.0, 0.5, 1.0, 2.0), {"loss": (2.0, 1.0, 1.5, 1.2, 3.0)}, SUBJECT)
 DENSITY = SpectralDensity(((-1.0, 0.0, 9.0),), ((0.1, 0.8, 0.1),), 3, 0, SUBJECT)
 PICTURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
@@ -104,6 +107,55 @@ def test_a_picture_has_its_labels_and_is_twice_the_same(name: str, tmp_path: Pat
 def test_pictures_are_a_column_wide() -> None:
     for draw, _ in PICTURES.values():
         assert draw().get_size_inches()[0] == pytest.approx(3.3)
+
+
+LONG = "cifar10-cnn-fedgloss-sam-seed0", "cifar10-cnn-naive-fedgloss-sam-rho0.05-seed12"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: surfaces_figure((LONG[0], bowl(20000)), (LONG[1], bowl(2))),
+        lambda: contours_figure({name: bowl(1) for name in LONG}),
+        lambda: interpolation_figure({"train": LINE, "test": LINE}, first=LONG[0], second=LONG[1]),
+        lambda: interpolation_figure({"train": ENDS}, first=LONG[0], second=LONG[1]),
+        lambda: eigenvalues_figure({name: measured(9, 4, 2, spread=0.5) for name in LONG}),
+        lambda: density_figure(dict.fromkeys(LONG, DENSITY)),
+        lambda: delta_eps_figure({name: [{"consecutive": 1.2}] * 3 for name in LONG}),
+    ],
+)
+def test_long_names_stay_inside_the_picture(draw: Callable[[], Any]) -> None:
+    figure = draw()
+    FigureCanvasAgg(figure).draw()
+    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(drawn.x0, drawn.y0, width - drawn.x1, height - drawn.y1) > -0.01
+    for axes in figure.axes:
+        assert axes.get_position().width > 0.3, "squeezed by what stands around it"
+
+
+def test_a_plane_beside_the_model_fills_its_map() -> None:
+    places = tuple(1 + place / 2 for place in PLACES)
+    figure = contours_figure({"FedAvg": replace(bowl(1), x=places, y=places)})
+    assert figure.axes[0].get_xlim() == (0.5, 1.5)
+
+
+def test_only_models_on_the_line_are_named() -> None:
+    half = Interpolation((0.5, 1.0), {"loss": (1.0, 2.0)}, SUBJECT)
+    figure = interpolation_figure({"train": half}, first="Naive", second="FedGloSS")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["FedGloSS"]
+    assert figure.legends[0].get_texts()[0].get_text() == "train"
+
+
+def test_rounds_and_heights_are_marked_legibly() -> None:
+    rounds = delta_eps_figure({"FedGloSS": [{}, *[{"consecutive": 1.2}] * 3]})
+    FigureCanvasAgg(rounds).draw()
+    assert all(place == int(place) for place in rounds.axes[0].get_xticks())
+    heights = surfaces_figure(("FedAvg", bowl(20000)))
+    FigureCanvasAgg(heights).draw()
+    (axes,) = heights.axes
+    label = axes.zaxis.label.get_window_extent()  # type: ignore[attr-defined]
+    for mark in axes.get_zticklabels():  # type: ignore[attr-defined]
+        assert not label.overlaps(mark.get_window_extent())
 
 
 def test_there_must_be_something_to_draw() -> None:

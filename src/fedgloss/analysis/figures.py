@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from io import BytesIO
@@ -96,6 +97,7 @@ def surfaces_figure(
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
     from mpl_toolkits.mplot3d.art3d import Poly3DCollection  # type: ignore[import-untyped]
 
     drawn = [solid] if net is None else [solid, net]
@@ -120,11 +122,16 @@ def surfaces_figure(
     axes.set_box_aspect((1, 1, 0.8), zoom=0.92)
     axes.set_xlabel("direction 1", labelpad=-6)
     axes.set_ylabel("direction 2", labelpad=-6)
-    axes.set_zlabel("loss", labelpad=-6, rotation=90)
     axes.tick_params(pad=-3)
+    marks = [
+        height
+        for height in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        if low <= height <= high
+    ]
+    axes.set_zticks(marks, [f"{height:g}" for height in marks], ha="left")  # centred, long ones lie on the axis
+    axes.set_zlabel("loss", labelpad=3 * max(len(f"{height:g}") for height in marks) - 9, rotation=90)
     for values, mark in ((x, axes.set_xticks), (y, axes.set_yticks)):
         mark([min(values) + share * (max(values) - min(values)) for share in (0.25, 0.5, 0.75)])
-    axes.locator_params(axis="z", nbins=5)
     for pane in (axes.xaxis, axes.yaxis, axes.zaxis):
         pane.set_pane_color((1.0, 1.0, 1.0, 0.0))
         pane._axinfo["grid"].update(color="0.88", linewidth=0.4)
@@ -132,7 +139,8 @@ def surfaces_figure(
     legend: list[Any] = [Patch(color=typical, label=solid[0] if net is None else f"{solid[0]} (solid)")]
     if net is not None:
         legend.append(Line2D([], [], color=COLOURS[1], linewidth=1.0, label=f"{net[0]} (net)"))
-    figure.legend(handles=legend, loc="upper left", ncols=2, bbox_to_anchor=(0.0, 0.94 if title else 1.0))
+    columns = _columns([name for name, _ in drawn])
+    figure.legend(handles=legend, loc="upper left", ncols=columns, bbox_to_anchor=(0.0, 0.94 if title else 1.0))
     if title:
         figure.text(0.02, 0.965, title, fontsize=8, fontweight="bold", va="center")
     return figure
@@ -150,7 +158,9 @@ def contours_figure(
     levels = MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]).tick_values(*_range(list(heights.values()), ceiling))
     columns = min(2, len(surfaces))
     rows = -(-len(surfaces) // columns)
-    figure = _figure(COLUMN, 3.4 if columns == 1 else 0.7 + 1.6 * rows)
+    titles = {name: _wrapped(name, 20 if columns > 1 else 40) for name in surfaces}
+    line = 0.15 * max(title.count("\n") for title in titles.values())
+    figure = _figure(COLUMN, (3.4 if columns == 1 else 0.7 + 1.6 * rows) + line * rows)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in panels.flat[len(surfaces) :]:
         axes.set_visible(False)
@@ -159,7 +169,8 @@ def contours_figure(
         filled = axes.contourf(surface.x, surface.y, heights[name], levels, cmap="viridis", extend="neither")
         axes.contour(surface.x, surface.y, heights[name], levels[::2], colors="white", linewidths=0.4)
         axes.plot(0, 0, marker="+", color="white", markersize=7, markeredgewidth=1.4)
-        axes.set(title=name, aspect="equal")
+        limits: Any = {"xlim": (surface.x[0], surface.x[-1]), "ylim": (surface.y[0], surface.y[-1])}
+        axes.set(title=titles[name], aspect="equal", **limits)
     for axes in panels.flat[: len(surfaces)][
         -columns:
     ]:  # the lowest of each column, where the last row is short too
@@ -184,11 +195,17 @@ def interpolation_figure(
     figure = _figure(COLUMN, 2.3)
     axes = figure.subplots()
     for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
-        label = f"{name} (barrier {curve.barrier:.2g})" if quantity == "loss" else name
+        known = quantity == "loss" and not np.isnan(curve.barrier)
+        label = f"{name} (barrier {curve.barrier:.2g})" if known else name
         axes.plot(curve.coefficients, curve.curves[quantity], color=colour, linestyle=dash, label=label)
+    low, high = min(c.coefficients[0] for c in curves.values()), max(c.coefficients[-1] for c in curves.values())
     for place, name, side in ((0.0, first, "right"), (1.0, second, "left")):
-        axes.axvline(place, color="0.6", linewidth=0.6, zorder=0)
-        axes.annotate(name, (place, 1.0), xycoords=("data", "axes fraction"), ha=side, va="bottom", fontsize=7)
+        if low <= place <= high:
+            axes.axvline(place, color="0.6", linewidth=0.6, zorder=0)
+            share = (place - low) / (high - low)
+            side = "left" if share < 0.25 else "right" if share > 0.75 else side
+            where: Any = {"xycoords": ("data", "axes fraction"), "ha": side, "va": "bottom"}
+            axes.annotate(_wrapped(name, 16), (place, 1.0), fontsize=7, **where)
     axes.set(xlabel="position on the line", ylabel=quantity)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -239,13 +256,15 @@ def density_figure(densities: Mapping[str, SpectralDensity], *, width: float | N
     axes.set(
         yscale="log", xlabel="eigenvalue", ylabel="density", ylim=(highest * min(1e-5, 0.1 / size), 3 * highest)
     )
-    axes.legend()
+    figure.legend(loc="outside upper left", ncols=_columns(list(densities)))
     return figure
 
 
 @_styled
 def delta_eps_figure(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
     """How far apart successive ascents point, over the rounds of each named run; all readings that it keeps."""
+    from matplotlib.ticker import MaxNLocator
+
     curves = {
         f"{run}, {reading}" if len(rounds) > 1 else reading: [one.get(reading, np.nan) for one in lines]
         for run, lines in rounds.items()
@@ -255,10 +274,13 @@ def delta_eps_figure(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> Fig
     figure = _figure(COLUMN, 2.3)
     axes = figure.subplots()
     for (name, curve), colour, dash in zip(curves.items(), cycle(COLOURS), cycle(DASHES), strict=False):
-        axes.plot(range(1, len(curve) + 1), curve, color=colour, linestyle=dash, label=name, linewidth=0.8)
+        axes.plot(
+            range(1, len(curve) + 1), curve, color=colour, linestyle=dash, label=_wrapped(name, 44), linewidth=0.8
+        )
     axes.axhline(np.sqrt(2), color="0.6", linewidth=0.6, zorder=0, label="orthogonal")
     axes.set(xlabel="round", ylabel="$\\delta_\\epsilon$ / $\\rho$", ylim=(0, 2))
-    axes.legend()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside upper left", ncols=_columns([*curves, "orthogonal"]))
     return figure
 
 
@@ -289,8 +311,9 @@ def _bars(groups: Sequence[str], series: Mapping[str, Sequence[Eigenvalue | None
             for place, value, spread in zip(places, values, spreads, strict=True):
                 _value_above(axes, place, value, spread)
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(range(len(groups)), groups)
-    if max(len(group) for group in groups) * len(groups) > 44:
+    names = [_wrapped(group, 20) for group in groups]
+    axes.set_xticks(range(len(groups)), names)
+    if max(len(line) for name in names for line in name.split("\n")) * len(groups) > 44:
         axes.tick_params(axis="x", labelrotation=30)
         for label in axes.get_xticklabels():
             label.set(ha="right", rotation_mode="anchor")
@@ -300,6 +323,21 @@ def _bars(groups: Sequence[str], series: Mapping[str, Sequence[Eigenvalue | None
     if len(series) > 1:
         figure.legend(loc="outside upper left", ncols=min(5, len(series)))
     return figure
+
+
+def _wrapped(name: str, width: int) -> str:
+    """A long name in several lines: runs of one method are told apart by the names of their folders."""
+    lines = [""]
+    for part in re.findall("[^-/ ]*[-/ ]?", name):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.strip() for line in lines)
+
+
+def _columns(names: Sequence[str]) -> int:
+    """Those of a legend above the picture."""
+    return 2 if sum(map(len, names)) <= 36 else 1
 
 
 def _value_above(axes: Axes, place: float, value: float, spread: float) -> None:
