@@ -19,6 +19,7 @@ from fedgloss.analysis import Eigenvalue, Eigenvalues, Surface
 from fedgloss.analysis.figures import contours_figure, eigenvalues_figure, surfaces_figure, write_figure
 from fedgloss.flatness import Flatness, MeasuredRun, Measures, Terms, measure_flatness, measure_landscape
 from fedgloss.records import RunFolder, read_json
+from fedgloss.vectors import norm
 
 METHODS = {  # one rho for every ascent and one beta for every dual, not tuned
     "FedAvg": ("--methods", "fedavg"),
@@ -90,6 +91,7 @@ def table(
     accuracies: Mapping[str, Sequence[float]],
     last: Mapping[str, Sequence[Flatness]],
     mean: Mapping[str, Sequence[Flatness]],
+    norms: Mapping[str, Sequence[float]],
 ) -> str:
     """A column a seed, as it is; nothing is left out."""
     groups = (
@@ -98,6 +100,7 @@ def table(
         "lambda_1, last model",
         "lambda_1, mean model",
         "lambda_2, last model",
+        "norm of w",
     )
     header = " | ".join(f"{group}, seed {seed}" for group in groups for seed in SEEDS)
     lines = [f"| method | {header} |", "|---" * (1 + len(groups) * len(SEEDS)) + "|"]
@@ -106,6 +109,7 @@ def table(
         cells += [f"{one.means['loss']:.3f}" for one in last[name]]
         cells += [cell(one) for one in (*last[name], *mean[name])]
         cells += [cell(one, 1) for one in last[name]]
+        cells += [f"{value:.1f}" for value in norms[name]]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -131,15 +135,16 @@ def draw(folder: Path, last: Mapping[str, Sequence[Flatness]], surfaces: Mapping
 
 def main(folder: Path = Path("runs/flatness-study"), rounds: int = 250) -> dict[str, Eigenvalues]:
     paths = train(folder, rounds)
-    last, mean, surfaces = {}, {}, {}
+    last, mean, norms, surfaces = {}, {}, {}, {}
     for name, runs in paths.items():
         print(f"measuring {name}", flush=True)
         opened = [MeasuredRun(run) for run in runs]
         last[name] = [measure_flatness(run, LAST, MEASURES) for run in opened]
         mean[name] = [measure_flatness(run, MEAN, MEASURES) for run in opened]
+        norms[name] = [norm(run.weights()) for run in opened]
         surfaces[name] = measure_landscape(opened[0], LAST, grid=21)
     draw(folder, last, surfaces)
-    text = table({name: [accuracy(run) for run in runs] for name, runs in paths.items()}, last, mean)
+    text = table({name: [accuracy(run) for run in runs] for name, runs in paths.items()}, last, mean, norms)
     (folder / "table.md").write_text(text)
     print(text)
     return {name: over_seeds(found) for name, found in last.items()}

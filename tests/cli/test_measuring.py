@@ -254,10 +254,11 @@ def test_a_line_says_when_the_second_run_learnt_other_data(call, no_test_set: Pa
 
 
 def test_the_mean_of_the_last_models(call, runs: Path) -> None:
-    found = json.loads(call("flatness", "fedgloss", "--model", "average100", "--top", "1", "--json").out)[
-        "fedgloss"
-    ]
+    options = ("--model", "average100", "--top", "1")
+    found = json.loads(call("flatness", "fedgloss", *options, "--json").out)["fedgloss"]
     assert found["eigenvalues"]["subject"]["weights"] == "average100"
+    assert found["models"] == 1  # a tenth of the rounds, 100 at most
+    assert "weights: the mean of the last 1 models" in call("flatness", "fedgloss", *options).out
     mean = run_weights(RunFolder(Path("fedgloss")), average=True)
     assert found["means"]["loss"] == pytest.approx(MeasuredRun("fedgloss").loss(Terms()).value(mean), rel=1e-9)
 
@@ -508,6 +509,7 @@ def test_bad_input_is_one_clear_line(runs: Path, no_test_set: Path, capsys: pyte
         (["flatness", "unfinished", "--local"], "finish the run: fedgloss resume unfinished"),
         (["flatness", "empty"], "empty: has no checkpoint yet"),
         (["flatness", "fedavg", "--top", "0"], "--top"),
+        (["flatness", "fedavg", "--top", "200"], "top: 201 eigenvalues take more than 200 products, the limit"),
         (["flatness", "fedavg", "--method", "qr"], "--method: is 'lanczos' or 'power', got 'qr'"),
         (["flatness", "fedavg", "--model", "best"], "--model: is 'last' or 'average100', got 'best'"),
         (["flatness", "fedavg", "--on", "validation"], "--on: is 'train' or 'test', got 'validation'"),

@@ -412,7 +412,7 @@ def _nothing_beyond(krylov: Krylov, top: int, bottom: int, tolerance: float) -> 
 def _check_counts(hessian: Hessian, top: int, bottom: int, limit: int, tolerance: float) -> None:
     require(top >= 0 and bottom >= 0 and top + bottom >= 1, "top", f"asked for {top} and {bottom} eigenvalues")
     require(top + bottom <= hessian.size, "top", f"{top + bottom} eigenvalues of a matrix of size {hessian.size}")
-    require(limit >= top + bottom, "limit", f"{limit} products are too few for {top + bottom} eigenvalues")
+    require(limit >= top + bottom, "top", f"{top + bottom} eigenvalues take more than {limit} products, the limit")
     require(tolerance > 0, "tolerance", f"must be positive, got {tolerance}")
 
 

@@ -443,6 +443,8 @@ def _print_flatness(console: Console, found: Mapping[str, Flatness]) -> None:
             "-" if one.trace is None else f"{one.trace.value:.4g} ± {one.trace.error:.2g}",
         )
         lines = extra.setdefault(label, [])
+        if values is not None and values.subject.weights == "average100":
+            lines.append(f"weights: the mean of the last {one.models} models")
         if values is not None and not values.converged:
             lines.append("eigenvalues: not converged; look at the residual")
         for worst in one.worst_case:

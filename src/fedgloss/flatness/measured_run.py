@@ -44,9 +44,9 @@ SWAPPED = {"cifar10": CIFAR100, "cifar100": CIFAR10}
 class Terms:
     """Which weights are measured, on which samples, and how these are prepared and weighed.
 
-    ``average100`` is the mean of the models of the run's evaluation window, 100 rounds in a long run. ``swapped``
-    normalises CIFAR-10 with the constants of CIFAR-100 and the other way round; ``weighting="batches"`` gives a
-    short last batch of 64 the weight of a full one.
+    ``average100`` is the mean of the models of the run's evaluation window, by default a tenth of its rounds and at
+    most 100. ``swapped`` normalises CIFAR-10 with the constants of CIFAR-100 and the other way round;
+    ``weighting="batches"`` gives a short last batch of 64 the weight of a full one.
     """
 
     model: Model = "last"
@@ -146,6 +146,10 @@ class MeasuredRun:
         if (name := self.layout.first_non_finite(vector)) is not None:
             raise InvalidInput(f"{self.path}: its weights {name!r} hold a NaN or infinity: nothing to measure")
         return vector
+
+    def models(self, model: Model) -> int:
+        """Of how many models the weights are the mean."""
+        return build_plan(self.config).evaluation_window if model == "average100" else 1
 
     def loss(self, terms: Terms) -> MeanLoss:
         """The mean loss on the whole split, without augmentation."""

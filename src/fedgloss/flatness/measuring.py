@@ -106,9 +106,10 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Flatness:
-    """All that was measured of one run on one set of terms. Means are those of loss and metrics on that set.
+    """All that was measured of one run on one set of terms. Means are those of loss and metrics on the whole split.
 
-    ``exact``: whether the last round, run again for ``drift`` and ``local``, led to the very bits of the run.
+    ``models``: of how many models the weights are the mean. ``exact``: whether the last round, run again for
+    ``drift`` and ``local``, led to the very bits of the run.
     """
 
     run: str
@@ -125,6 +126,7 @@ class Flatness:
     drift: Drift | None = None
     local: tuple[LocalAgainstGlobal, ...] = ()
     exact: bool | None = None
+    models: int = 1
 
 
 class Pieces:
@@ -178,7 +180,8 @@ def measure_flatness(
     parts = [whole] if terms.samples is None else whole.disjoint(terms.samples, measures.subsets, terms.seed)
     pieces, first = Pieces(run), parts[0]
     file = run.folder.analysis / f"flatness-{terms.stem}-{measures.method}.json"
-    found = Flatness(run.name, run.algorithm, run.rounds, whole.evaluate(params), delta_eps=run.delta_eps())
+    means, models = whole.evaluate(params), run.models(terms.model)
+    found = Flatness(run.name, run.algorithm, run.rounds, means, delta_eps=run.delta_eps(), models=models)
     _beside(found, file)  # a file that cannot be added to is refused before hours of work
     last = run.last_round if measures.local else None
     chosen = last.first(measures.clients) if last is not None else {}
