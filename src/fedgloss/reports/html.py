@@ -156,6 +156,7 @@ def _setting(setting: Setting, order: Sequence[str], points: int) -> dict[str, A
     tables = {
         "results": results.results(setting),
         "comparisons": results.comparisons(setting),
+        "curvature_comparisons": results.curvature_comparisons(setting),
         "measures": results.measures(setting),
         "costs": results.costs(setting),
     }

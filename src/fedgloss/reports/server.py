@@ -23,6 +23,7 @@ from ..errors import InvalidInput
 from ..records import RunFolder
 from .html import page, page_data
 from .runs import Run, Skipped, find_runs, read_runs, short_names
+from .study import once
 
 HOST = "127.0.0.1"
 
@@ -64,7 +65,8 @@ class Fresh:
             replace(run, name=n) for n, (_, run, _) in zip(names, read.values(), strict=True) if run is not None
         ]
         problems = [problem for _, _, found in read.values() for problem in found]
-        self._data = page_data(runs, [*skipped, *problems], live=self._seconds)
+        runs, repeated = once(runs)
+        self._data = page_data(runs, [*skipped, *problems, *repeated], live=self._seconds)
         self._tag = f'"{hashlib.sha256(json.dumps({**self._data, "made": None}).encode()).hexdigest()[:32]}"'
         self._seen, self._read = seen, read
 

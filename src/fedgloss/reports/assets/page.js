@@ -860,7 +860,7 @@
     const sections = [...document.querySelectorAll("main section")].filter((section) => !section.hidden);
     whenChanged("contents", sections.map((s) => s.id), () => byId("contents").replaceChildren(...sections.map((section) => el("li", {}, el("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })))));
     whenChanged("skipped", data.skipped, () => byId("skipped").replaceChildren(...(data.skipped.length ? [
-      el("div", { class: "notice", role: "note" }, el("strong", { text: "Left out, because it could not be read:" }),
+      el("div", { class: "notice", role: "note" }, el("strong", { text: "Left out:" }),
         el("ul", {}, ...data.skipped.map(([path, reason]) => el("li", {}, el("code", { text: path }), `: ${reason}`))))] : [])));
   }
 
@@ -870,7 +870,7 @@
       for (const one of data.settings) {
         const first = tableBlock(one.tables.results);
         first.querySelector(".head").after(facts(one.facts));
-        parts.push(first, tableBlock(one.tables.comparisons));
+        parts.push(first, tableBlock(one.tables.comparisons), tableBlock(one.tables.curvature_comparisons));
       }
       content("overview").replaceChildren(...parts.filter(Boolean));
     });
