@@ -196,7 +196,11 @@ def test_latex_tables_and_figures(study: Path, tmp_path: Path, capsys) -> None:
     assert answer.out.splitlines()[0] == f"{folder}: {len(tex) + len(pdf)} tables and figures"
     assert {p.name.split("-blobs")[0] for p in pdf} >= {
         "accuracy", "accuracy-bytes", "test-loss", "norm-params", "norm-dual", "eigenvalues", "density", "surface",
-        "interpolation", "division",
+        "interpolation", "division", "clients", "contours", "local", "entropy", "sizes", "vectors", "seconds",
+    }  # fmt: skip
+    assert {p.name.split("-blobs")[0] for p in tex} == {
+        "results", "paired", "paired-curvature", "measures", "costs",
+        "differences.tex", "shared.tex", "machines.tex",
     }  # fmt: skip
     assert all(p.read_bytes().startswith(b"%PDF-") for p in pdf)
     (results,) = [p for p in tex if p.name.startswith("results")]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..costs import size
+from .measurements import Measurement
 from .runs import Run
 from .study import (
     CONFIDENCE,
@@ -506,6 +507,16 @@ def subject_words(subject: Mapping[str, Any]) -> str:
     parts += [unusual["preprocessing"]] if unusual["preprocessing"] not in ("as in evaluation", "as given") else []
     parts += ["batches weighed alike"] if unusual["weighting"] == "batches" else []
     return ", ".join(filter(None, parts))
+
+
+def other_end(line: Measurement) -> str:
+    """The run an interpolation leads to, by the name of its file.
+
+    >>> other_end(Measurement("interpolation", "interpolation-to-fedsam-seed0-last train", {}))
+    'fedsam-seed0'
+    """
+    file = line.name.rpartition(" ")[0] or line.name
+    return file.removeprefix("interpolation-to-").removesuffix("-last").removesuffix("-average100")
 
 
 def slug(*parts: str) -> str:
