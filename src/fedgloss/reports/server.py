@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -99,6 +100,11 @@ class Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             raise InvalidInput(f"--port {port}: cannot listen there ({reason})") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who leaves in the middle of an answer is nothing to report."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
