@@ -199,6 +199,28 @@ def test_one_legend_switches_all_figures(flat: Opened) -> None:
     assert "FedSAM" not in names_drawn(page, "metric-rounds")
 
 
+def test_measurements_are_named_by_what_they_are(flat: Opened) -> None:
+    page = flat.drawn()
+    assert "FedSAM, seed 1, to fedavg-seed0" in names_drawn(page, "interpolation")
+    assert names_drawn(page, "locals") == {
+        "local model, own data",
+        "local model, all data",
+        "global model, all data",
+    }
+    marks = "document.querySelector('[data-chart=locals]').data.find((t) => t.name.startsWith('global')).x.length"
+    assert page.evaluate(marks) == 9  # each of the runs whose local models were measured
+
+
+def test_a_phone_shows_maps_of_some_size(browser: Browser, report: Path) -> None:
+    opened = Opened(browser, report.as_uri(), viewport={"width": 375, "height": 740})
+    page = opened.drawn()
+    page.locator("[data-chart=contours]").scroll_into_view_if_needed()
+    layout = "document.querySelector('[data-chart=contours]')._fullLayout"
+    sizes = page.evaluate(f"[{layout}.xaxis._length, {layout}.xaxis2._length]")
+    assert min(sizes) > 120
+    opened.context.close()
+
+
 def test_scales_seeds_and_hover(flat: Opened) -> None:
     page = flat.drawn()
     chart = page.locator('[data-chart="metric-rounds"]')

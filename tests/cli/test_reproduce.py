@@ -175,6 +175,24 @@ def test_plan_says_what_it_would_take_and_runs_nothing(call, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_data_are_named_before_the_first_run(call, tmp_path: Path) -> None:
+    answer = call("tab:sota_cnn", "--cell", "*/alpha=0/fedavg", "--seeds", "0", "--rounds", "1", "--out", "out")
+    assert answer.code == 2
+    assert "cifar100" in answer.err
+    assert answer.err.rstrip().endswith("--cell takes other cells alone")
+    assert not (tmp_path / "out").exists()
+
+
+def test_everything_that_is_there_is_json_too(call) -> None:
+    cell = ["--cell", "algs/communication/fedsam", "--jobs", "1", "--out", "out"]
+    assert call("tab:algs", *cell).code == 0
+    answer = call("--read", "--out", "out", "--json")
+    found = json.loads(answer.out)
+    verdicts = {one["id"]: one["verdict"] for exhibit in found for one in exhibit["cells"]}
+    assert verdicts["algs/communication/fedsam"] == "agrees"
+    assert not {"not run"} & set(verdicts.values())
+
+
 def test_the_list_names_everything_and_what_is_missing(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDGLOSS_CACHE", str(tmp_path / "cache"))
@@ -200,7 +218,13 @@ def test_the_list_names_everything_and_what_is_missing(tmp_path: Path, capsys, m
         (["tab:sota_cnn", "--seeds", "a,b"], "must be whole numbers"),
         (["tab:sota_cnn", "--seeds", "1,1"], "names the same twice"),
         (["tab:sota_cnn", "--fidelity", "exact"], "fidelity"),
+        (["fig:method"], "is a sketch"),
         (["--read", "--out", "nowhere"], "holds no run"),
+        (["tab:sota_cnn", "--read", "--out", "nowhere"], "holds no run"),
+        (["--read", "--cell", "nothing/*"], "matches no cell"),
+        (["--cell", "*/fedavg"], "--cell: needs a table or figure"),
+        (["--scale", "0.1"], "--scale: needs a table or figure"),
+        (["--markdown", "page.md"], "--markdown: needs a table or figure"),
     ],
 )
 def test_mistakes_are_one_line(call, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -208,4 +232,4 @@ def test_mistakes_are_one_line(call, tmp_path: Path, arguments: list[str], messa
     assert answer.code == 2
     assert message in answer.err
     assert answer.err.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["cache"])

@@ -128,10 +128,12 @@ def add_analysis(run: Path, *, steepness: float, partner: str) -> None:
     found = {
         "flatness-train": eigenvalues(4 * steepness, 2 * steepness, steepness),
         "landscape-train": surface(steepness),
-        f"interpolate-{partner}-train": {
-            "coefficients": at.tolist(),
-            "curves": {"loss": (0.3 + (at - 0.5) ** 2).tolist(), "accuracy": (0.9 - 0.1 * at**2).tolist()},
-            "subject": SUBJECT,
+        f"interpolation-to-{partner}-last": {
+            "train": {
+                "coefficients": at.tolist(),
+                "curves": {"loss": (0.3 + (at - 0.5) ** 2).tolist(), "accuracy": (0.9 - 0.1 * at**2).tolist()},
+                "subject": SUBJECT,
+            }
         },
         "density": {
             "points": [points, points],

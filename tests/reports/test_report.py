@@ -137,6 +137,18 @@ def test_broken_and_foreign_folders_are_named_and_skipped(study: Path, tmp_path:
     assert [run["status"] for run in data["runs"]] == ["finished"]
 
 
+def test_a_run_given_twice_is_counted_once_and_named(study: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(study / "fedsam-seed0", tmp_path / "copy")
+    answer = fedgloss(capsys, "report", study / "fedsam-seed0", tmp_path / "copy", "--out", tmp_path / "page.html")
+    assert answer.code == 0
+    assert answer.err.splitlines() == [
+        f"skipped {tmp_path / 'copy'}: repeats {study / 'fedsam-seed0'}: method, setting and seed are the same"
+    ]
+    _, data = written(tmp_path / "page.html")
+    assert len(data["runs"]) == 1
+    assert data["settings"][0]["curves"]["accuracy"][0]["mean"] is None  # one seed has no mean and no spread
+
+
 def test_nothing_to_report_writes_nothing(tmp_path: Path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     answer = fedgloss(capsys, "report", tmp_path / "empty", "--out", tmp_path / "page.html")
@@ -184,7 +196,11 @@ def test_latex_tables_and_figures(study: Path, tmp_path: Path, capsys) -> None:
     assert answer.out.splitlines()[0] == f"{folder}: {len(tex) + len(pdf)} tables and figures"
     assert {p.name.split("-blobs")[0] for p in pdf} >= {
         "accuracy", "accuracy-bytes", "test-loss", "norm-params", "norm-dual", "eigenvalues", "density", "surface",
-        "interpolation", "division",
+        "interpolation", "division", "clients", "contours", "local", "entropy", "sizes", "vectors", "seconds",
+    }  # fmt: skip
+    assert {p.name.split("-blobs")[0] for p in tex} == {
+        "results", "paired", "paired-curvature", "measures", "costs",
+        "differences.tex", "shared.tex", "machines.tex",
     }  # fmt: skip
     assert all(p.read_bytes().startswith(b"%PDF-") for p in pdf)
     (results,) = [p for p in tex if p.name.startswith("results")]
@@ -237,6 +253,11 @@ def test_tables_leave_with_every_digit_and_no_formula() -> None:
     assert r"\textbackslash{}input\{/etc/passwd\}\%" in latex
     assert r"12.3 $\pm$ 0.1" in latex
     assert r"g\_1" in latex
+
+
+def test_latex_takes_no_text_for_an_argument_or_a_missing_glyph() -> None:
+    text = Table("t", "t", (Column("a"),), (("", ((Cell('["x"]'),),)),)).to_latex()
+    assert "{[}''x'']" in text  # a bracket after a line's end is its optional argument, OT1 has no straight quote
 
 
 def test_other_commands_do_not_load_the_drawing_libraries() -> None:

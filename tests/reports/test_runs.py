@@ -167,7 +167,7 @@ def test_an_unreadable_folder_is_skipped(study: Path, tmp_path: Path) -> None:
     assert "cannot be read" in skipped[0].reason
 
 
-JUNK = [None, "<b>x</b>", [], {}, -1, 10**30, True, 1e308]
+JUNK = [None, "<b>x</b>", [], {}, -1, 10**30, 10**400, True, 1e308, float("nan"), float("inf")]
 
 
 def leaves(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

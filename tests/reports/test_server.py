@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -100,6 +101,18 @@ def test_no_other_host_can_reach_it(server: Server) -> None:
     for address in others:
         with pytest.raises(OSError):
             socket.create_connection((address, server.server_port), timeout=2).close()
+
+
+def test_a_reader_who_leaves_is_nothing_to_report(server: Server, capfd) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port)) as reader:
+        reader.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert reader.recv(16).startswith(b"HTTP/1.0 200")
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close at once
+    until = time.monotonic() + 10
+    while threading.active_count() > 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert get(server, "/")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_in_use_is_one_line(server: Server, tmp_path: Path, capsys) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import math
+import shutil
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -16,8 +19,9 @@ from fedgloss.costs import ledger
 from fedgloss.records import read_json, read_lines
 from fedgloss.reports import results
 from fedgloss.reports.curves import Curve, curve_of, curves_of, mean_curve, quantities
+from fedgloss.reports.measurements import Measurement
 from fedgloss.reports.runs import Run, read_run, read_runs
-from fedgloss.reports.study import Setting, arrange, labels, paired
+from fedgloss.reports.study import Setting, arrange, labels, once, paired
 from fedgloss.reports.tables import CROSS
 
 
@@ -65,6 +69,19 @@ def test_another_step_size_is_another_setting_and_another_beta_another_method(st
     assert "local.lr 0.2" in settings[1].name
 
 
+def test_a_copy_of_a_run_is_no_other_seed(study: Path, tmp_path: Path) -> None:
+    whole, copy = study / "fedsam-seed0", tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    shutil.rmtree(copy / "analysis")  # it knows less than the other
+    runs, _ = read_runs([copy, whole, study / "fedsam-seed1"])
+    kept, left_out = once(runs)
+    assert [run.path for run in kept] == [whole, study / "fedsam-seed1"]
+    assert [(item.path, item.reason) for item in left_out] == [
+        (str(copy), f"repeats {whole}: method, setting and seed are the same")
+    ]
+    assert once(kept) == (kept, [])
+
+
 def test_the_paired_interval_is_the_t_interval() -> None:
     random = np.random.default_rng(0)
     one, other = random.normal(0.8, 0.02, 5), random.normal(0.75, 0.02, 5)
@@ -101,6 +118,94 @@ def test_one_seed_makes_nothing_bold(setting: Setting) -> None:
     assert results.comparisons(single) is None
 
 
+def test_a_method_with_too_few_common_seeds_is_named_in_the_comparison(setting: Setting) -> None:
+    chosen = judged(setting, CLEAR)
+    short = dataclasses.replace(chosen.methods[0], runs=chosen.methods[0].runs[:1])
+    comparison = results.comparisons(dataclasses.replace(chosen, methods=[short, *chosen.methods[1:]]))
+    assert comparison is not None
+    assert [(row[0].text, row[3].text, row[-1].text) for row in comparison.rows] == [
+        ("FedAvg", "1", "too few seeds"),
+        ("FedSAM", "3", "better"),
+    ]
+
+
+def with_measurements(setting: Setting, found: dict[str, list[list[Measurement]]]) -> Setting:
+    """The same setting with these measurements, a list a seed."""
+    methods = [
+        dataclasses.replace(
+            m,
+            runs=[dataclasses.replace(r, measurements=one) for r, one in zip(m.runs, found[m.label], strict=True)],
+        )
+        for m in setting.methods
+        if m.label in found
+    ]
+    return dataclasses.replace(setting, methods=methods)
+
+
+SUBJECT = {"split": "train", "samples": 120, "weights": "last", "preprocessing": "as in evaluation"}
+
+
+def largest(value: float) -> list[Measurement]:
+    top = [{"value": value, "residual": 0.1, "spread": 0.5}]
+    return [Measurement("eigenvalues", "x", {"top": top, "bottom": [], "method": "power", "subject": SUBJECT})]
+
+
+def test_the_flattest_is_bold_with_its_interval_shown(setting: Setting) -> None:
+    flat = {"FedAvg": [largest(v) for v in (9.0, 9.5, 9.2)], "FedSAM": [largest(v) for v in (4.0, 4.2, 4.1)]}
+    chosen = with_measurements(setting, flat)
+    assert [row[0].text for row in results.results(chosen).rows if row[2].bold] == ["FedSAM"]
+    comparison = results.curvature_comparisons(chosen)
+    assert comparison is not None
+    ((label, difference, interval, seeds, said),) = comparison.rows
+    assert (label.text, seeds.text, said.text, said.bold) == ("FedAvg", "3", "flatter", True)
+    expected = stats.ttest_rel([4.0, 4.2, 4.1], [9.0, 9.5, 9.2]).confidence_interval(0.95)
+    assert difference.values["mean"] == pytest.approx(-5.1333, abs=1e-4)
+    assert (interval.values["low"], interval.values["high"]) == pytest.approx((expected.low, expected.high))
+
+
+def test_sharpness_of_some_seeds_says_so(setting: Setting) -> None:
+    some = with_measurements(setting, {"FedAvg": [largest(9.0), [], []], "FedSAM": [largest(4.0)] * 3})
+    table = results.results(some)
+    assert any(note.endswith("fewer seeds than were trained: FedAvg 1 of 3.") for note in table.notes)
+    rows = {row[0].text: row[2] for row in table.rows}
+    assert (rows["FedAvg"].text, rows["FedAvg"].note) == ("9.00 ± 0.50", "seed 0: 9")
+    assert results.curvature_comparisons(some) is None
+    assert not any("fewer" in note for note in results.results(setting).notes)
+
+
+def test_what_two_files_of_a_run_hold_is_one_seeds(setting: Setting) -> None:
+    trace = {"value": 12.0, "error": 3.0, "products": 30.0, "subject": SUBJECT}
+    swapped = {**trace, "value": 50.0, "subject": {**SUBJECT, "preprocessing": "constants of cifar100"}}
+    worst = [
+        {"value": v, "rho": 0.05, "steps": n, "loss": 1.0, "subject": SUBJECT} for v, n in ((0.1, 1), (0.2, 5))
+    ]
+    found = [
+        Measurement("trace", "lanczos", trace),
+        Measurement("trace", "power", trace),
+        Measurement("trace", "swapped", swapped),
+        *(Measurement("worst_case", "lanczos", one) for one in worst),
+        Measurement("drift", "lanczos", {"drift": 1.5, "subject": {}}),
+    ]
+    table = results.measures(with_measurements(setting, {"FedAvg": [found, [], []]}))
+    assert table is not None
+    assert {column.name: cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)} == {
+        "Method": "FedAvg",
+        "Trace of the Hessian, final model, 120 training samples": "12.0 ± 3.0",
+        "Trace of the Hessian, final model, 120 training samples, constants of cifar100": "50.0 ± 3.0",
+        "Worst rise of the loss, ρ 0.05, 1 step": "0.1",
+        "Worst rise of the loss, ρ 0.05, 5 steps": "0.2",
+        "Drift of the last round's clients": "1.5",
+    }
+    assert table.rows[0][1].values["seeds"] == 1
+
+
+def test_names_of_files_stay_apart() -> None:
+    long = "cifar10, " + ", ".join(f"key{n} {n}" for n in range(40))
+    assert results.slug("results", long + " 1") != results.slug("results", long + " 2")
+    assert results.slug("results", "猫") != results.slug("results", "犬")
+    assert len(results.slug("results", long)) < 100
+
+
 def test_the_table_shows_what_the_runs_report(setting: Setting, study: Path) -> None:
     table = results.results(setting)
     rows = {row[0].text: row for row in table.rows}
@@ -108,9 +213,12 @@ def test_the_table_shows_what_the_runs_report(setting: Setting, study: Path) -> 
     assert rows["FedSAM"][1].text == f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f}"
     assert rows["FedDyn-SGD"][1].text == CROSS
     assert "seed 0: round" in rows["FedDyn-SGD"][1].note
+    lines = {line["Method"]: line for line in csv.DictReader(io.StringIO(table.to_csv()))}
+    assert lines["FedSAM"]["Accuracy (%) mean"] == str(100 * fmean(values))
+    assert [lines[name]["Accuracy (%) state"] for name in ("FedSAM", "FedDyn-SGD")] == ["finished", "diverged"]
     communication = [column.name for column in table.columns].index("Communication")
-    lines = read_lines(study / "fedsam-seed0" / "rounds.jsonl", "round")
-    assert rows["FedSAM"][communication].values["factor"] == ledger(lines).factor == 1.0
+    records = read_lines(study / "fedsam-seed0" / "rounds.jsonl", "round")
+    assert rows["FedSAM"][communication].values["factor"] == ledger(records).factor == 1.0
     sharpness = [column.name for column in table.columns].index("λ₁")
     files = [read_json(study / f"fedsam-seed{s}" / "analysis" / "flatness-train.json") for s in range(3)]
     assert rows["FedSAM"][sharpness].values["mean"] == pytest.approx(fmean(f["top"][0]["value"] for f in files))

@@ -31,11 +31,14 @@ def report(
     from ..files import disk_errors, write_atomically
     from ..reports.html import page, page_data
     from ..reports.runs import read_runs
+    from ..reports.study import once
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     runs, skipped = read_runs(paths)
     if not runs:
         raise InvalidInput("\n".join(f"{item.path}: {item.reason}" for item in skipped))
+    runs, repeated = once(runs)
+    skipped += repeated
     for item in skipped:
         errors.print(f"skipped {item.path}: {item.reason}", markup=False)
     content = page(page_data(runs, skipped)).encode()

@@ -123,11 +123,20 @@ def reproduce(
     terms = Terms(fidelity, tuple(settings or ()), rounds, scale)
     folder = out if scale is None else out / f"scale-{scale:g}"
     console = Console(stderr=json, quiet=quiet, highlight=False, soft_wrap=True)
+    if label is None and read:
+        _read_all(cell, seeds, terms, folder, markdown, console, json)
+        return
     if label is None:
-        if read:
-            _read_all(paper.exhibits(), cell, seeds, terms, folder, markdown, console)
-        else:
-            _list(console, terms, json)
+        given = {
+            "--cell": cell != "*",
+            "--seeds": seeds,
+            "--rounds": rounds,
+            "--scale": scale,
+            "--markdown": markdown,
+        }
+        for name, value in given.items():
+            require(not value, name, "needs a table or figure, such as tab:sota_cnn, or --read")
+        _list(console, terms, json)
         return
     exhibit = _exhibit(label)
     wanted = paper.cells(cell, exhibit.label)
@@ -138,7 +147,7 @@ def reproduce(
     if not read:
         _run(work, folder, jobs, console)
         _measure(wanted, seeds, terms, folder, console)
-    entries = _entries(wanted, seeds, terms, folder)
+    entries = _entries(wanted, seeds, terms, _there(terms, folder) if read else _finder(terms, folder))
     written = _write(exhibit, entries, folder, terms)
     if markdown is not None:
         _write_page(markdown, [(exhibit, entries)])
@@ -216,10 +225,26 @@ def _run(work: Sequence[Work], folder: Path, jobs: int | None, console: Console)
         console.print(f"{done} of {len(work)} runs are there already")
     if not todo:
         return
+    _require_data([one.config for one in todo])
     summaries = run_cells(todo, *shares(todo, jobs), console)
     if len(summaries) < len(todo) or any(summary["status"] == "interrupted" for summary in summaries):
         console.print("stopped; all is saved. The same command goes on.")
         raise SystemExit(130)
+
+
+def _require_data(configs: Sequence[Config]) -> None:
+    """What is missing is said before the first of many long runs, not after it."""
+    from ..job import build_federation
+
+    by_data = {(config.data.name, config.data.path): config for config in configs}
+    missing = []
+    for config in by_data.values() if len(by_data) > 1 else ():
+        try:
+            build_federation(config)
+        except InvalidInput as error:
+            missing.append(f"{error}; --cell takes other cells alone")
+    if missing:
+        raise InvalidInput("\n".join(missing))
 
 
 def _finder(terms: Terms, folder: Path) -> Finder:
@@ -234,10 +259,17 @@ def _finder(terms: Terms, folder: Path) -> Finder:
     return Finder(folder, config_of)
 
 
-def _entries(wanted: Sequence[Cell], seeds: str | None, terms: Terms, folder: Path) -> list[Entry]:
+def _there(terms: Terms, folder: Path) -> Finder:
+    """The runs of a folder that is read and not added to: there must be some."""
+    find = _finder(terms, folder)
+    if find.empty:
+        raise InvalidInput(f"{folder}: holds no run")
+    return find
+
+
+def _entries(wanted: Sequence[Cell], seeds: str | None, terms: Terms, find: Finder) -> list[Entry]:
     from ..reports.reproduction import entry
 
-    find = _finder(terms, folder)
     return [entry(cell, _seeds(cell, seeds), find, scaled=terms.scale is not None) for cell in wanted]
 
 
@@ -334,13 +366,16 @@ def _write(exhibit: Exhibit, entries: Sequence[Entry], folder: Path, terms: Term
     shown = table(exhibit, entries)
     paths = [folder / f"{shown.id}.{ending}" for ending in ("json", "md", "html")]
     runs = list({run.path: run for one in entries for run in one.runs}.values())
-    about = {"fedgloss": version("fedgloss"), "command": sys.argv[1:], "scale": terms.scale, "rounds": terms.rounds}
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(paths[0], to_json(exhibit, entries, **about))
+        write_json(paths[0], to_json(exhibit, entries, **_about(terms)))
         write_atomically(paths[1], shown.to_markdown().encode())
         write_atomically(paths[2], page(page_data(runs, [], first=[shown])).encode())
     return paths
+
+
+def _about(terms: Terms) -> dict[str, Any]:
+    return {"fedgloss": version("fedgloss"), "command": sys.argv[1:], "scale": terms.scale, "rounds": terms.rounds}
 
 
 def _write_page(path: Path, answers: Sequence[tuple[Exhibit, Sequence[Entry]]]) -> None:
@@ -361,32 +396,37 @@ def _write_page(path: Path, answers: Sequence[tuple[Exhibit, Sequence[Entry]]]) 
 
 
 def _read_all(
-    exhibits: Sequence[Exhibit],
     pattern: str,
     seeds: str | None,
     terms: Terms,
     folder: Path,
     markdown: Path | None,
     console: Console,
+    as_json: bool,
 ) -> None:
     """Every exhibit of which a run is there; the others with what they would need."""
-    from ..reports.reproduction import entry
+    from ..reports import paper
+    from ..reports.reproduction import to_json
 
+    paper.cells(pattern)  # refuses what matches none
     answers: list[tuple[Exhibit, Sequence[Entry]]] = []
-    find = _finder(terms, folder)
-    if find.empty:
-        raise InvalidInput(f"{folder}: holds no run")
-    for exhibit in exhibits:
+    find = _there(terms, folder)
+    for exhibit in paper.exhibits():
         wanted = [cell for cell in exhibit.cells if fnmatchcase(cell.id, pattern)]
-        entries = [entry(cell, _seeds(cell, seeds), find, scaled=terms.scale is not None) for cell in wanted]
+        entries = _entries(wanted, seeds, terms, find)
         if entries:
             answers.append((exhibit, entries))
-        if telling := [one for one in entries if one.telling]:
-            _print(console, exhibit, telling)
     if not any(one.runs for _, entries in answers for one in entries):
         raise InvalidInput(f"{folder}: holds no run of the paper's settings")
+    telling = [(exhibit, found) for exhibit, all_of in answers if (found := [one for one in all_of if one.telling])]
     if markdown is not None:
         _write_page(markdown, answers)
+    if as_json:
+        print(json_module.dumps([to_json(exhibit, found, **_about(terms)) for exhibit, found in telling]))
+        return
+    for exhibit, found in telling:
+        _print(console, exhibit, found)
+    if markdown is not None:
         console.print(str(markdown), markup=False)
 
 
@@ -421,7 +461,7 @@ class Needs:
     rounds: int
 
     def __str__(self) -> str:
-        return f"{self.data}; {self.runs:,} run{'' if self.runs == 1 else 's'}, {self.rounds:,} rounds"
+        return f"{self.data}; {_count(self.runs)}, {self.rounds:,} rounds"
 
     @classmethod
     def of(cls, exhibit: Exhibit) -> Needs:
@@ -431,6 +471,10 @@ class Needs:
         presets = tuple(dict.fromkeys(cell.setting.preset for cell in exhibit.cells))
         data = dict.fromkeys(preset.partition("-")[0] for preset in presets)
         return cls(", ".join(data), presets, len(runs), sum(runs.values()))
+
+
+def _count(runs: int) -> str:
+    return f"{runs:,} run{'' if runs == 1 else 's'}"
 
 
 class Rates:
@@ -518,7 +562,7 @@ def _list(console: Console, terms: Terms, as_json: bool) -> None:
         time = duration(row["seconds"]) + ("" if row["whole"] else " +")
         asks = [
             row["data"] + (" (missing)" if row["missing"] else ""),
-            f"{row['runs']:,} runs",
+            _count(row["runs"]),
             f"{row['rounds']:,} rounds",
             *([f"{time} here"] if row["seconds"] or row["whole"] else []),
             *([f"{size(row['disk'])} of disk"] if row["disk"] else []),
@@ -568,8 +612,8 @@ def _plan(exhibit: Exhibit, work: Sequence[Work], folder: Path, console: Console
             grid.add_row(row["run"], f"{row['rounds']:,}", time, size(row["disk"]))
         console.print(grid, soft_wrap=False)
         console.print(
-            f"{len(rows)} runs, {duration(total['seconds'])} one after another, {size(total['disk'])} of disk "
-            f"({size(total['free'])} free here)"
+            f"{_count(len(rows))}, {duration(total['seconds'])} one after another, {size(total['disk'])} of disk "
+            f"({size(total['free'])} free here)" + (", without what is missing" if missing else "")
         )
         for reason in missing:
             console.print(f"missing: {reason}", markup=False)

@@ -25,6 +25,7 @@ from ..costs import size
 from ..errors import InvalidInput
 from . import results
 from .curves import Curve, Quantity, curves_of, quantities
+from .measurements import Measurement
 from .palette import DARK, LIGHT, appearance
 from .runs import Run, Skipped
 from .study import Repeats, Setting, arrange, differing_keys, flatten, labels, show
@@ -156,6 +157,7 @@ def _setting(setting: Setting, order: Sequence[str], points: int) -> dict[str, A
     tables = {
         "results": results.results(setting),
         "comparisons": results.comparisons(setting),
+        "curvature_comparisons": results.curvature_comparisons(setting),
         "measures": results.measures(setting),
         "costs": results.costs(setting),
     }
@@ -245,33 +247,49 @@ def _curve(curve: Curve, against_bytes: bool) -> dict[str, Any]:
 
 
 def _federation(picture: Mapping[str, Any]) -> dict[str, Any]:
-    entropies = []
+    kept = ("name", "clients", "shown", "sizes", "classes", "counts")
+    return {**{key: picture[key] for key in kept}, "entropies": numbers(entropies(picture))}
+
+
+def entropies(picture: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """How mixed each client's classes are, in nats."""
+    found = []
     for counts in picture["counts"]:
         shares = np.array(counts[1::2], dtype=np.float64)
         shares /= max(1.0, shares.sum())
         shares = shares[shares > 0]
-        entropies.append(abs(float(-(shares * np.log(shares)).sum())))
-    kept = ("name", "clients", "shown", "sizes", "classes", "counts")
-    return {**{key: picture[key] for key in kept}, "entropies": numbers(np.array(entropies, dtype=np.float64))}
+        found.append(abs(float(-(shares * np.log(shares)).sum())))
+    return np.array(found, dtype=np.float64)
 
 
 def _vectors(method: Repeats, place: Mapping[str, int]) -> dict[str, Any]:
+    return {"method": place[method.label], "bytes": vector_bytes(method)}
+
+
+def vector_bytes(method: Repeats) -> dict[str, float]:
     """Bytes of each named vector in a round, a mean over runs."""
     runs = [run for run in method.runs if run.length]
     names = list(dict.fromkeys(name for run in runs for name in run.traffic.by_vector))
-    mean = {
+    return {
         name: float(np.mean([run.traffic.by_vector.get(name, 0) / run.length for run in runs])) for name in names
     }
-    return {"method": place[method.label], "bytes": mean}
 
 
 def _seconds(method: Repeats, place: Mapping[str, int]) -> dict[str, Any] | None:
+    found = round_seconds(method)
+    if found is None:
+        return None
+    return {"method": place[method.label], **dict(zip(("low", "median", "high"), found, strict=True))}
+
+
+def round_seconds(method: Repeats) -> tuple[float, float, float] | None:
+    """The 10th, 50th and 90th percentile of a round's time over all rounds and seeds."""
     seconds = np.concatenate([run.seconds for run in method.runs])
     seconds = seconds[np.isfinite(seconds)]
     if not len(seconds):
         return None
     low, middle, high = (float(q) for q in np.percentile(seconds, [10, 50, 90]))
-    return {"method": place[method.label], "low": low, "median": middle, "high": high}
+    return low, middle, high
 
 
 def _geometry(setting: Setting, place: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
@@ -289,19 +307,26 @@ def _geometry(setting: Setting, place: Mapping[str, int]) -> dict[str, list[dict
                     found["surfaces"].append({**about, **axes, "grids": grids, "directions": content["directions"]})
                 elif m.kind == "interpolation":
                     curves = {name: _plain(curve) for name, curve in content["curves"].items()}
-                    found["interpolations"].append(
-                        {**about, "coefficients": _plain(content["coefficients"]), "curves": curves}
-                    )
+                    line = {"to": results.other_end(m), "coefficients": _plain(content["coefficients"])}
+                    found["interpolations"].append({**about, **line, "curves": curves})
                 elif m.kind == "eigenvalues":
-                    found["eigenvalues"].append({**about, **_eigenvalues(content)})
+                    final = m.subject.get("weights") == "last"
+                    found["eigenvalues"].append(
+                        {**about, "on": _samples(m), "final": final, **_eigenvalues(content)}
+                    )
                 elif m.kind == "density":
                     places, width = density_places(setting, DENSITY_PLACES)
                     values = numbers(blurred(content["probes"], places, width))
                     found["densities"].append({**about, "at": numbers(places), "values": values})
                 elif m.kind == "local":
                     ends = {key: _first(content[key]["top"]) for key in ("local", "union")}
-                    found["locals"].append({**about, "client": content["client"], **ends})
+                    found["locals"].append({**about, "on": _samples(m), "client": content["client"], **ends})
     return found
+
+
+def _samples(measurement: Measurement) -> str:
+    """What a figure was measured on, whichever model it was of."""
+    return results.subject_words({**measurement.subject, "weights": ""})
 
 
 def _plain(values: npt.NDArray[np.float64]) -> list[float | None]:

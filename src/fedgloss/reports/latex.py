@@ -14,7 +14,7 @@ from ..costs import size
 from ..files import disk_errors, write_atomically
 from . import results
 from .curves import Quantity, curves_of, quantities
-from .html import AGAINST_BYTES, DENSITY_PLACES, blurred, density_places
+from .html import AGAINST_BYTES, DENSITY_PLACES, blurred, density_places, entropies, round_seconds, vector_bytes
 from .measurements import Kind, Measurement
 from .palette import LIGHT, appearance
 from .results import slug
@@ -55,10 +55,17 @@ def write_latex(runs: Sequence[Run], folder: Path) -> list[Path]:
     written = []
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    tables = [results.across(settings)]
+    tables = [results.across(settings), results.differences(runs), results.shared(runs), results.machines(runs)]
     for setting in settings:
         tables += [
-            make(setting) for make in (results.results, results.comparisons, results.measures, results.costs)
+            make(setting)
+            for make in (
+                results.results,
+                results.comparisons,
+                results.curvature_comparisons,
+                results.measures,
+                results.costs,
+            )
         ]
     for table in tables:
         if table is not None:
@@ -125,18 +132,28 @@ def figures(setting: Setting, looks: Looks) -> Iterator[tuple[str, Figure]]:
             yield quantity.id.replace("_", "-"), _curves(setting, quantity, looks, "rounds")
             if quantity.id in AGAINST_BYTES:
                 yield f"{quantity.id.replace('_', '-')}-bytes", _curves(setting, quantity, looks, "bytes")
-        drawings: Mapping[Kind, Callable[[Setting, Looks], Figure]] = {
-            "eigenvalues": _eigenvalues,
-            "density": _densities,
-            "interpolation": _interpolations,
-            "surface": _surfaces,
+        if any("client_accuracy_p50" in run.evaluations for run in setting.runs):
+            yield "clients", _spread(setting, looks)
+        drawings: Mapping[Kind, Mapping[str, Callable[[Setting, Looks], Figure]]] = {
+            "eigenvalues": {"eigenvalues": _eigenvalues},
+            "density": {"density": _densities},
+            "interpolation": {"interpolation": _interpolations},
+            "surface": {"surface": _surfaces, "contours": _contours},
+            "local": {"local": _locals},
         }
-        for kind, draw in drawings.items():
+        for kind, several in drawings.items():
             if any(True for method in setting.methods for _ in method.measurements(kind)):
-                yield kind, draw(setting, looks)
-        picture = next((run.federation for run in setting.runs if run.federation), None)
-        if picture and picture["counts"]:
-            yield "division", _division(picture)
+                for name, draw in several.items():
+                    yield name, draw(setting, looks)
+        if picture := next((run.federation for run in setting.runs if run.federation), None):
+            if picture["counts"]:
+                yield "division", _division(picture)
+                yield "entropy", _per_client(entropies(picture), "entropy (nats)")
+            yield "sizes", _per_client(picture["sizes"], "samples")
+        if any(run.length for run in setting.runs):
+            yield "vectors", _vectors(setting)
+        if any(round_seconds(method) for method in setting.methods):
+            yield "seconds", _seconds(setting, looks)
 
 
 @contextmanager
@@ -179,6 +196,11 @@ def _curves(setting: Setting, quantity: Quantity, looks: Looks, against: str) ->
                     axes.fill_between(
                         x, low, curve.values + curve.sd, color=stroke["color"], alpha=0.12, linewidth=0
                     )
+            lost = {run.seed for run in method.runs if run.status == "diverged"}
+            for seed, curve in each:
+                if seed in lost:  # where it ended, as a cross
+                    end = getattr(curve, against)[-1], curve.values[-1]
+                    axes.plot(*end, "x", color=stroke["color"], markersize=4, markeredgewidth=1.5)
         axes.set_xlabel("bytes sent" if against == "bytes" else "rounds")
         axes.set_ylabel(_text(quantity.axis))
         if against == "bytes":
@@ -200,6 +222,32 @@ def _plain_numbers(axes: Axes) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=steps))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _spread(setting: Setting, looks: Looks) -> Figure:
+    """Accuracy from client to client at the end: the median, and from the 10th to the 90th percentile."""
+    with _axes() as (figure, axes):
+        names: list[str] = []
+        for method in setting.methods:
+            ends = [
+                [run.evaluations[f"client_accuracy_p{part}"][-1] for part in (10, 50, 90)]
+                for run in method.runs
+                if {f"client_accuracy_p{part}" for part in (10, 50, 90)} <= run.evaluations.keys()
+            ]
+            if ends:
+                low, middle, high = 100 * np.mean(ends, axis=0)
+                reach = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+                axes.errorbar(middle, len(names), xerr=reach, fmt="o", color=LIGHT[looks[method.label][0]])
+                names.append(method.label)
+        _methods_downwards(axes, names)
+        axes.set_xlabel("accuracy of a client (%)")
+    return figure
+
+
+def _methods_downwards(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), [_text(name) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
 
 
 def _eigenvalues(setting: Setting, looks: Looks) -> Figure:
@@ -231,18 +279,20 @@ def _densities(setting: Setting, looks: Looks) -> Figure:
 
 def _interpolations(setting: Setting, looks: Looks) -> Figure:
     with _axes() as (figure, axes):
-        named: set[str] = set()
+        named: dict[str, Any] = {}
         for method in setting.methods:
             for _, found in method.measurements("interpolation"):
                 curve = found.content["curves"].get("loss")
                 if curve is not None:
-                    label = _text(f"{method.label}, {found.name}")
+                    split = str(found.subject.get("split", ""))
+                    label = _text(f"{method.label} to {results.other_end(found)}, {split}".removesuffix(", "))
                     once = None if label in named else label
-                    named.add(label)
-                    axes.plot(found.content["coefficients"], curve, label=once, **_stroke(method, looks))
+                    dashes = named.setdefault(label, list(DASHES.values())[len(named) % len(DASHES)])
+                    look = {**_stroke(method, looks), "linestyle": dashes}
+                    axes.plot(found.content["coefficients"], curve, label=once, **look)
         for end in (0, 1):
             axes.axvline(end, color="0.6", linewidth=0.6, linestyle=":")
-        axes.set_xlabel("from the first model (0) to the second (1)")
+        axes.set_xlabel("first model (0) to second (1)")
         axes.set_ylabel("loss")
     return figure
 
@@ -252,7 +302,7 @@ def _surfaces(setting: Setting, looks: Looks) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    all_of = [(m, found) for m in setting.methods for _, found in _first(m, "surface")]
+    all_of = _loss_surfaces(setting)
     chosen = [all_of[-1], all_of[0]] if len(all_of) > 1 else all_of
     figure = Figure(figsize=(COLUMN, 2.7))
     axes: Any = figure.add_axes((-0.03, 0.13, 0.96, 0.9), projection="3d")
@@ -269,6 +319,54 @@ def _surfaces(setting: Setting, looks: Looks) -> Figure:
     axes.tick_params(pad=-2, labelsize=6)
     axes.locator_params(nbins=5)
     figure.legend(handles=handles, loc="lower center", ncols=2)
+    return figure
+
+
+def _contours(setting: Setting, looks: Looks) -> Figure:
+    """Each method's surface from above, in one colour scale."""
+    from matplotlib.figure import Figure
+
+    shown = _loss_surfaces(setting)
+    lines = -(-len(shown) // 2)
+    figure = Figure(figsize=(COLUMN, 1.7 * lines), layout="constrained")
+    places = figure.subplots(lines, 2, squeeze=False)
+    heights = [
+        np.where(np.isfinite(loss), loss, np.nan) for _, found in shown for loss in [found.content["grids"]["loss"]]
+    ]
+    logarithmic = min(float(np.nanmin(height)) for height in heights) > 0
+    heights = [np.log10(height) for height in heights] if logarithmic else heights
+    low, high = min(float(np.nanmin(h)) for h in heights), max(float(np.nanmax(h)) for h in heights)
+    levels = np.linspace(low, high if high > low else low + 1, 18)
+    for axes in places.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes, (method, found), height in zip(places.flat, shown, heights, strict=False):
+        drawn = axes.contourf(found.content["x"], found.content["y"], height, levels=levels, cmap="viridis")
+        axes.set_title(_text(method.label), fontsize=7)
+        axes.set_aspect("equal")
+        axes.grid(visible=False)
+    figure.colorbar(drawn, ax=places, label="log₁₀ loss" if logarithmic else "loss", format="%.2g")
+    return figure
+
+
+def _loss_surfaces(setting: Setting) -> list[tuple[Repeats, Measurement]]:
+    return [(method, found) for method in setting.methods for _, found in _first(method, "surface")]
+
+
+def _locals(setting: Setting, looks: Looks) -> Figure:
+    """lambda_1 of the last round's local models, on their own data and on everybody's."""
+    with _axes() as (figure, axes):
+        measured = [m for m in setting.methods if any(True for _ in m.measurements("local"))]
+        for index, method in enumerate(measured):
+            colour = LIGHT[looks[method.label][0]]
+            for side, key, mark in ((-0.15, "local", "o"), (0.15, "union", "D")):
+                tops = [found.content[key]["top"] for _, found in method.measurements("local")]
+                values = [top[0]["value"] for top in tops if top]
+                name = {"local": "own data", "union": "all data"}[key] if index == 0 else None
+                axes.plot([index + side] * len(values), values, mark, color=colour, markersize=3, label=name)
+        names = [_text(method.label) for method in measured]
+        axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.set_ylabel("λ₁ of local models")
     return figure
 
 
@@ -289,4 +387,48 @@ def _division(picture: Mapping[str, Any]) -> Figure:
         axes.set_ylabel("class")
         axes.locator_params(integer=True)
         figure.colorbar(image, ax=axes, label="share of the client's samples")
+    return figure
+
+
+def _per_client(values: Any, title: str) -> Figure:
+    with _axes(1.8) as (figure, axes):
+        axes.bar(
+            range(len(values)),
+            sorted(values, reverse=True),
+            color=LIGHT[0],
+            width=1.0 if len(values) > 60 else 0.85,
+        )
+        axes.set_xlabel("clients, sorted")
+        axes.set_xticks([])
+        axes.set_ylabel(title)
+    return figure
+
+
+def _vectors(setting: Setting) -> Figure:
+    """Bytes of each named vector in a round, down and up."""
+    with _axes() as (figure, axes):
+        found = [(method.label, sent) for method in setting.methods if (sent := vector_bytes(method))]
+        starts = np.zeros(len(found))
+        for index, vector in enumerate(sorted({name for _, sent in found for name in sent})):
+            width = np.array([sent.get(vector, 0.0) for _, sent in found])
+            look: Any = {"color": LIGHT[index % len(LIGHT)], "hatch": "////" if vector.startswith("up") else ""}
+            title = _text(vector.replace(".", ": ", 1))
+            axes.barh(range(len(found)), width, left=starts, edgecolor="white", linewidth=0.3, label=title, **look)
+            starts += width
+        _methods_downwards(axes, [name for name, _ in found])
+        axes.set_xlabel("bytes a round")
+        axes.xaxis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
+        axes.locator_params(axis="x", nbins=4)
+    return figure
+
+
+def _seconds(setting: Setting, looks: Looks) -> Figure:
+    """The median time of a round, and from the 10th to the 90th percentile."""
+    with _axes() as (figure, axes):
+        found = [(method.label, times) for method in setting.methods if (times := round_seconds(method))]
+        for index, (name, (low, middle, high)) in enumerate(found):
+            reach = [[middle - low], [high - middle]]
+            axes.barh(index, middle, xerr=reach, color=LIGHT[looks[name][0]], capsize=2)
+        _methods_downwards(axes, [name for name, _ in found])
+        axes.set_xlabel("seconds a round")
     return figure

@@ -102,10 +102,13 @@ def _eigenvalues(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _surface(content: Mapping[str, Any]) -> dict[str, Any]:
     x, y = _numbers(content["x"], len(content["x"])), _numbers(content["y"], len(content["y"]))
+    grids = {str(k): _numbers(grid, len(y), len(x)) for k, grid in content["grids"].items()}
+    if min(len(x), len(y)) < 2 or "loss" not in grids or not np.isfinite(grids["loss"]).any():
+        raise ValueError("no surface of the loss in it")
     return {
         "x": x,
         "y": y,
-        "grids": {str(k): _numbers(grid, len(y), len(x)) for k, grid in content["grids"].items()},
+        "grids": grids,
         "centre": {str(k): _number(value) for k, value in content["centre"].items()},
         "directions": str(content.get("directions", "")),
         "seed": content.get("seed"),

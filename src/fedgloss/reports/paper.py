@@ -101,6 +101,9 @@ METHOD_OPTIONS = ("rho", "local_rho", "beta", "mu", "mix", "warm_up", "dual", "a
 SETTINGS_TABLES = ("tab:ds-stats", "tab:base-hp", "tab:hp")
 """Known through datasets(), training(), and searches(), chosen() and grid(); not exhibits: nothing to run."""
 
+SKETCHES = ("fig:method",)
+"""Figures without data."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -301,6 +304,8 @@ def exhibit(label: str) -> Exhibit:
     """One of them by its label, such as ``tab:sota_cnn``, ``fig:eigs`` or ``open:dual-rule``."""
     if label in SETTINGS_TABLES:
         raise InvalidInput(f"{label}: holds the paper's settings, there is nothing to run; see docs/paper.md")
+    if label in SKETCHES:
+        raise InvalidInput(f"{label}: is a sketch, there is nothing to run")
     try:
         return _exhibits()[label]
     except KeyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..costs import size
+from .measurements import Measurement
 from .runs import Run
 from .study import (
     CONFIDENCE,
+    CURVATURE_SUBJECT,
     Estimate,
+    Paired,
     Repeats,
     Seeds,
     Setting,
@@ -30,6 +34,7 @@ CLIENTS = {"sgd": "Client SGD", "sam": "Client SAM", "": "Other clients"}
 METHODS = {"lanczos": "Lanczos", "power": "power iteration"}
 SPLITS = {"train": "training", "test": "test"}
 WEIGHTS = {"last": "final model", "average100": "mean of the last models"}
+METRIC_PARTS = ("mean", "sd", "seeds", "state")
 SPREAD = "± is the sample standard deviation over seeds (ddof = 1)."
 BOLD = (
     f"Bold: the best mean, and better than every other method in a paired {CONFIDENCE:.0%} t interval over common "
@@ -42,7 +47,7 @@ def results(setting: Setting) -> Table:
     metric = metric_name(setting)
     columns = [
         Column("Method", numeric=False),
-        Column(metric, ("mean", "sd", "seeds")),
+        Column(metric, METRIC_PARTS),
         Column("λ₁", ("mean", "sd", "seeds")),
         Column("Communication", ("factor",)),
         Column("Rounds", ("mean", "reached"), group="To FedAvg's accuracy"),
@@ -95,8 +100,7 @@ def across(settings: Sequence[Setting]) -> Table | None:
     shared = metrics.pop() if len(metrics) == 1 else ""
     columns = [Column("Method", numeric=False), Column("Communication", ("factor",))]
     columns += [
-        Column(s.name if shared else f"{s.name}, {metric_name(s)}", ("mean", "sd", "seeds"), group=shared)
-        for s in settings
+        Column(s.name if shared else f"{s.name}, {metric_name(s)}", METRIC_PARTS, group=shared) for s in settings
     ]
     firsts = [next(iter(here.values())) for here in methods.values()]
     firsts.sort(key=lambda method: client_order(method.client))
@@ -108,78 +112,111 @@ def across(settings: Sequence[Setting]) -> Table | None:
 def comparisons(setting: Setting) -> Table | None:
     """The method with the best mean against each other one, seed by seed."""
     values = {m.label: m.reported(setting.metric) for m in setting.methods}
-    values = {label: seeds for label, seeds in values.items() if seeds}
-    if len(values) < 2:
+    points = setting.metric == "accuracy"
+    return _paired_table(
+        slug("paired", setting.name),
+        values,
+        f"Difference ({'points' if points else setting.metric})",
+        "{}, the best mean, compared seed by seed",
+        words=("better", 1 if setting.higher_is_better else -1),
+        scale=100 if points else 1,
+        digits=2 if points else 4,
+    )
+
+
+def curvature_comparisons(setting: Setting) -> Table | None:
+    """The method with the smallest lambda_1 against each other one, seed by seed."""
+    values = {m.label: curvature_values(setting, m) for m in setting.methods}
+    title = "{}, the smallest λ₁, compared seed by seed"
+    return _paired_table(slug("paired-curvature", setting.name), values, "Difference of λ₁", title, ("flatter", -1))
+
+
+def _paired_table(
+    name: str,
+    values: Mapping[str, Seeds],
+    unit: str,
+    title: str,
+    words: tuple[str, int],
+    scale: float = 1,
+    digits: int = 3,
+) -> Table | None:
+    """The best mean against the others; None where no two methods have two seeds in common."""
+    known = {label: seeds for label, seeds in values.items() if seeds}
+    if len(known) < 2:
         return None
-    sign = 1 if setting.higher_is_better else -1
-    first = max(values, key=lambda label: sign * fmean(values[label].values()))
-    scale, digits = (100, 2) if setting.metric == "accuracy" else (1, 4)
-    rows = []
-    for label, seeds in values.items():
-        found = None if label == first else paired(values[first], seeds)
+    word, sign = words
+    first = max(known, key=lambda label: sign * fmean(known[label].values()))
+    others = {label: paired(known[first], seeds) for label, seeds in known.items() if label != first}
+    if not any(others.values()):
+        return None
+
+    def row(label: str, found: Paired | None) -> tuple[Cell, ...]:
         if found is None:
-            continue
-        text = f"{scale * found.difference:+.{digits}f}".replace("-", "−")
+            common = len(known[first].keys() & known[label].keys())
+            return Cell(label), Cell(DASH), Cell(DASH), Cell(str(common), {"count": common}), Cell("too few seeds")
         ends = [f"{scale * end:.{digits}f}".replace("-", "−") for end in (found.low, found.high)]
         supported = found.supports and sign * found.difference > 0
-        verdict = "better" if supported else "not told apart"
-        rows.append(
-            (
-                Cell(label),
-                Cell(text, {"mean": found.difference}),
-                Cell(f"{ends[0]} to {ends[1]}", {"low": found.low, "high": found.high}),
-                Cell(str(found.seeds), {"count": found.seeds}),
-                Cell(verdict, bold=supported),
-            )
+        return (
+            Cell(label),
+            Cell(f"{scale * found.difference:+.{digits}f}".replace("-", "−"), {"mean": found.difference}),
+            Cell(f"{ends[0]} to {ends[1]}", {"low": found.low, "high": found.high}),
+            Cell(str(found.seeds), {"count": found.seeds}),
+            Cell(word if supported else "not told apart", bold=supported),
         )
-    if not rows:
-        return None
-    unit = "points" if setting.metric == "accuracy" else setting.metric
+
     columns = (
         Column("against", numeric=False),
-        Column(f"Difference ({unit})", ("mean",)),
+        Column(unit, ("mean",)),
         Column(f"{CONFIDENCE:.0%} interval", ("low", "high")),
-        Column("Seeds", ("count",)),
+        Column("Common seeds", ("count",)),
         Column(f"{first} is", numeric=False),
     )
     notes = (
         "Differences are taken seed by seed. The interval is their mean ± t · sd / √n with the sample standard "
         "deviation (ddof = 1) and n − 1 degrees of freedom, not adjusted for the number of comparisons.",
     )
-    title = f"{first}, the best mean, compared seed by seed"
-    return Table(slug("paired", setting.name), title, columns, (("", tuple(rows)),), notes)
+    rows = tuple(row(label, found) for label, found in others.items())
+    return Table(name, title.format(first), columns, (("", rows),), notes)
 
 
 def measures(setting: Setting) -> Table | None:
     """Sharpness and drift beside the largest eigenvalue, where they were measured."""
     kinds: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str], str]] = {
-        "trace": ("trace of the Hessian", lambda c: "", "value"),
-        "worst_case": ("worst rise of the loss", lambda c: f"ρ {c['rho']:g}, {_steps(c['steps'])}", "value"),
-        "average_case": ("mean rise of the loss", lambda c: f"σ {c['sigma']:g}", "value"),
-        "drift": ("drift of the clients", lambda c: "", "drift"),
+        "trace": ("Trace of the Hessian", lambda c: "", "value"),
+        "worst_case": ("Worst rise of the loss", lambda c: f"ρ {c['rho']:g}, {_steps(c['steps'])}", "value"),
+        "average_case": ("Mean rise of the loss", lambda c: f"σ {c['sigma']:g}", "value"),
+        "drift": ("Drift of the last round's clients", lambda c: "", "drift"),
     }
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    found: dict[tuple[str, str], dict[str, dict[int, tuple[float, float]]]] = {}
     for method in setting.methods:
         for run in method.runs:
             for m in run.measurements:
-                if m.kind in kinds:
-                    title, detail, key = kinds[m.kind]
-                    how = ", ".join(filter(None, [detail(m.content), subject_words(m.subject)]))
-                    found.setdefault((title, how), {}).setdefault(method.label, []).append(m.content[key])
+                if m.kind in kinds and math.isfinite(value := m.content[kinds[m.kind][2]]):
+                    title, detail, _ = kinds[m.kind]
+                    column = ", ".join(filter(None, [title, detail(m.content)])), subject_words(m.subject)
+                    seeds = found.setdefault(column, {}).setdefault(method.label, {})
+                    seeds[run.seed] = value, m.content.get("error", math.nan)
     if not found:
         return None
 
-    def row(method: Repeats) -> tuple[Cell, ...]:
-        values = [[v for v in column.get(method.label, []) if math.isfinite(v)] for column in found.values()]
-        estimates = map(Estimate.of, values)
-        return Cell(method.label), *(estimate_cell(e) if e else Cell(DASH) for e in estimates)
+    def cell(seeds: Mapping[int, tuple[float, float]]) -> Cell:
+        estimate = Estimate.of(value for value, _ in seeds.values())
+        if estimate is None:
+            return Cell(DASH)
+        own = next(iter(seeds.values()))[1] if estimate.sd is None else estimate.sd
+        return Cell(with_error(estimate.mean, own), {"mean": estimate.mean, "sd": own, "seeds": estimate.count})
 
+    def row(method: Repeats) -> tuple[Cell, ...]:
+        return Cell(method.label), *(cell(column.get(method.label, {})) for column in found.values())
+
+    titles = [title for title, _ in found]
+    names = [title if titles.count(title) == 1 else f"{title}, {subject}" for title, subject in found]
     measured = [m for m in setting.methods if any(m.label in column for column in found.values())]
-    columns = [Column(title[0].upper() + title[1:], ("mean", "sd", "seeds")) for title, _ in found]
-    heads = (Column("Method", numeric=False), *columns)
-    hows = "; ".join(f"{title}: {how}" for title, how in found)
-    text = (f"Measured so: {hows}.", SPREAD)
-    return Table(slug("measures", setting.name), "Other measures", heads, grouped(measured, row), text)
+    heads = (Column("Method", numeric=False), *(Column(name, ("mean", "sd", "seeds")) for name in names))
+    subjects = list(dict.fromkeys(filter(None, (subject for _, subject in found))))
+    text = f"{SPREAD} With one seed it is the standard error of the estimate, where there is one."
+    notes = ([f"Measured on: {'; '.join(subjects)}."] if subjects else []) + [text]
+    return Table(slug("measures", setting.name), "Other measures", heads, grouped(measured, row), tuple(notes))
 
 
 def _steps(count: float) -> str:
@@ -318,15 +355,17 @@ def metric_cell(setting: Setting, method: Repeats, *, bold: bool) -> Cell:
     if method.diverged:
         lost = [run for run in method.runs if run.status == "diverged"]
         text = CROSS if len(lost) == len(method.runs) else f"{CROSS} {len(lost)} of {len(method.runs)} seeds"
-        return Cell(text, note="; ".join(f"seed {run.seed}: {divergence(run)}" for run in lost))
+        said = "; ".join(f"seed {run.seed}: {divergence(run)}" for run in lost)
+        return Cell(text, {"state": "diverged"}, note=said)
     if not method.complete:
         done = fmean(run.length / max(1, run.planned) for run in method.runs)
-        return Cell(f"{100 * done:.0f} % done", note="; ".join(f"{r.name}: {r.status}" for r in method.runs))
+        said = "; ".join(f"{r.name}: {r.status}" for r in method.runs)
+        return Cell(f"{math.floor(100 * done)} % done", {"state": "unfinished"}, note=said)
     estimate = Estimate.of(method.reported(setting.metric).values())
     if estimate is None:
         return Cell(DASH)
     if setting.metric != "accuracy":
-        return estimate_cell(estimate, bold=bold)
+        return Cell(with_error(estimate.mean, estimate.sd), _values(estimate), bold)
     text = f"{100 * estimate.mean:.1f}" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
     return Cell(text, _values(estimate, 100), bold, note=per_seed(method, setting.metric))
 
@@ -353,9 +392,9 @@ def curvature_cell(setting: Setting, method: Repeats, *, bold: bool) -> Cell:
     if found is None:
         return Cell(CROSS if method.diverged else DASH)
     value, error = found
-    return Cell(
-        with_error(value, error), {"mean": value, "sd": error, "seeds": len(setting.curvature(method))}, bold
-    )
+    seeds = curvature_values(setting, method)
+    said = ", ".join(f"seed {seed}: {one:.4g}" for seed, one in seeds.items())
+    return Cell(with_error(value, error), {"mean": value, "sd": error, "seeds": len(seeds)}, bold, note=said)
 
 
 def target_cells(setting: Setting, method: Repeats) -> tuple[Cell, Cell]:
@@ -381,13 +420,9 @@ def factor_cell(method: Repeats) -> Cell:
     return Cell(f"{fmean(factors):.3g}×", {"factor": fmean(factors)}) if factors else Cell(DASH)
 
 
-def estimate_cell(estimate: Estimate, *, bold: bool = False) -> Cell:
-    return Cell(with_error(estimate.mean, estimate.sd), _values(estimate), bold)
-
-
 def _values(estimate: Estimate, scale: float = 1.0) -> dict[str, float | int | str]:
     sd = math.nan if estimate.sd is None else scale * estimate.sd
-    return {"mean": scale * estimate.mean, "sd": sd, "seeds": estimate.count}
+    return {"mean": scale * estimate.mean, "sd": sd, "seeds": estimate.count, "state": "finished"}
 
 
 def with_error(value: float, error: float | None) -> str:
@@ -439,12 +474,16 @@ def notes(setting: Setting) -> tuple[str, ...]:
         )
     kind = setting.curvature_kind
     if kind is not None:
-        method, split, samples, weights, *_ = kind
-        subject = {"split": split, "samples": int(samples) if samples.isdigit() else samples, "weights": weights}
+        how, *values = kind
+        subject: dict[str, Any] = dict(zip(CURVATURE_SUBJECT, values, strict=True))
+        subject |= {"samples": int(subject["samples"])} if subject["samples"].isdigit() else {}
         text.append(
-            f"λ₁, the Hessian's largest eigenvalue, by {METHODS.get(method, method)}: {subject_words(subject)}; "
+            f"λ₁, the Hessian's largest eigenvalue, by {METHODS.get(how, how)}: {subject_words(subject)}; "
             "with one seed ± is the spread over disjoint subsets of the data, or else the residual."
         )
+        counts = {m.label: (len(setting.curvature(m)), len(m.runs)) for m in setting.methods}
+        fewer = [f"{label} {some} of {every}" for label, (some, every) in counts.items() if 0 < some < every]
+        text += [f"λ₁ was measured on fewer seeds than were trained: {', '.join(fewer)}."] if fewer else []
     return tuple(filter(None, text))
 
 
@@ -464,7 +503,20 @@ def subject_words(subject: Mapping[str, Any]) -> str:
     parts = [WEIGHTS.get(weights, weights)]
     if isinstance(samples := subject.get("samples"), int):
         parts.append(f"{samples:,} {SPLITS.get(split, split)} samples")
+    unusual = {key: str(subject.get(key, "")) for key in ("preprocessing", "weighting")}
+    parts += [unusual["preprocessing"]] if unusual["preprocessing"] not in ("as in evaluation", "as given") else []
+    parts += ["batches weighed alike"] if unusual["weighting"] == "batches" else []
     return ", ".join(filter(None, parts))
+
+
+def other_end(line: Measurement) -> str:
+    """The run an interpolation leads to, by the name of its file.
+
+    >>> other_end(Measurement("interpolation", "interpolation-to-fedsam-seed0-last train", {}))
+    'fedsam-seed0'
+    """
+    file = line.name.rpartition(" ")[0] or line.name
+    return file.removeprefix("interpolation-to-").removesuffix("-last").removesuffix("-average100")
 
 
 def slug(*parts: str) -> str:
@@ -475,4 +527,7 @@ def slug(*parts: str) -> str:
     """
     text = "-".join(parts).replace("α", "alpha").lower()
     words = "".join(c if c.isascii() and (c.isalnum() or c == ".") else " " for c in text).split()
-    return "-".join(words)[:100]
+    found = "-".join(words)
+    if len(found) <= 100 and text.isascii():
+        return found
+    return f"{found[:90]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"  # what is cut off may tell two apart

@@ -87,8 +87,8 @@ class Run:
 
     def reported(self, metric: str) -> float | None:
         """The figure the run reports: a mean over its last rounds. None unless it finished."""
-        value = self.summary.get("reported", {}).get(metric) if self.status == "finished" else None
-        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        value: float = self.summary.get("reported", {}).get(metric, math.nan)
+        return value if self.status == "finished" and math.isfinite(value) else None
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Skipped]]:
@@ -161,6 +161,7 @@ def read_run(path: Path, name: str) -> tuple[Run, list[Skipped]]:
     try:
         records = [line for line in lines if line["type"] == "round"]
         rounds, travelled, carried = _round_columns(records)
+        model_bytes = _model_bytes(records)
         evaluated, evaluations = _evaluation_columns([line for line in lines if line["type"] == "evaluation"])
     except MALFORMED as error:
         raise InvalidInput(f"{folder.rounds}: is not the record of a run ({error!r})") from None
@@ -169,8 +170,10 @@ def read_run(path: Path, name: str) -> tuple[Run, list[Skipped]]:
     except MALFORMED as error:
         raise InvalidInput(f"{folder.timings}: is not the timing of a run ({error!r})") from None
     summary = _optional(folder.summary)
-    if not isinstance(summary.get("reported", {}), dict):
-        raise InvalidInput(f"{folder.summary}: is not the summary of a run")
+    try:
+        summary |= {"reported": {k: float(v) for k, v in (summary.get("reported") or {}).items() if v is not None}}
+    except MALFORMED as error:
+        raise InvalidInput(f"{folder.summary}: is not the summary of a run ({error})") from None
     measurements, problems = read_measurements(folder.analysis)
     run = Run(
         name=name,
@@ -185,7 +188,7 @@ def read_run(path: Path, name: str) -> tuple[Run, list[Skipped]]:
         evaluations=evaluations,
         seconds=seconds,
         traffic=carried,
-        model_bytes=_model_bytes(records),
+        model_bytes=model_bytes,
         federation=_federation(folder),
         measurements=measurements,
         written=folder.rounds.stat().st_mtime if folder.rounds.exists() else 0.0,
@@ -242,7 +245,11 @@ def _round_columns(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Column
         for name, value in line["delta_eps"].items():
             columns.put(index, f"delta_eps.{name}", value)
         travelled[index] = line["down"]["bytes"] + line["up"]["bytes"]
-    return columns.found, np.cumsum(travelled), ledger(lines)
+    carried = ledger(lines)
+    counts = (carried.down, carried.up, carried.factor, *carried.by_vector.values())
+    if not all(0 <= float(count) < math.inf for count in counts):
+        raise ValueError("vectors or bytes that are no count")
+    return columns.found, np.cumsum(travelled), carried
 
 
 def _model_bytes(lines: Sequence[Mapping[str, Any]]) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from ..errors import InvalidInput
 from ..records import RunFolder
 from .html import page, page_data
 from .runs import Run, Skipped, find_runs, read_runs, short_names
+from .study import once
 
 HOST = "127.0.0.1"
 
@@ -64,7 +66,8 @@ class Fresh:
             replace(run, name=n) for n, (_, run, _) in zip(names, read.values(), strict=True) if run is not None
         ]
         problems = [problem for _, _, found in read.values() for problem in found]
-        self._data = page_data(runs, [*skipped, *problems], live=self._seconds)
+        runs, repeated = once(runs)
+        self._data = page_data(runs, [*skipped, *problems, *repeated], live=self._seconds)
         self._tag = f'"{hashlib.sha256(json.dumps({**self._data, "made": None}).encode()).hexdigest()[:32]}"'
         self._seen, self._read = seen, read
 
@@ -97,6 +100,11 @@ class Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             raise InvalidInput(f"--port {port}: cannot listen there ({reason})") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who leaves in the middle of an answer is nothing to report."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from ..costs import Reached, reach
 from .measurements import Kind, Measurement
 from .paper import FIXED_CLIENTS
-from .runs import Run
+from .runs import Run, Skipped, Status
 
 METHOD_NAMES: Mapping[str, str] = {
     "fedavg": "FedAvg",
@@ -59,6 +59,9 @@ NOT_DECISIVE = {
     "training": ("seed", "client_accuracy", "true_delta_eps", "max_norm"),
 }
 """What two runs of one setting may differ in beside the method: places on disk, the seed, what is looked at."""
+
+CURVATURE_SUBJECT = ("split", "samples", "weights", "preprocessing", "weighting")
+"""What two eigenvalues must have in common to be compared, beside how they were found."""
 
 CONFIDENCE = 0.95
 
@@ -249,8 +252,7 @@ class Setting:
 
 def curvature_kind(measurement: Measurement) -> tuple[str, ...]:
     subject = measurement.subject
-    keys = ("split", "samples", "weights", "preprocessing", "weighting")
-    return (measurement.content["method"], *(str(subject.get(key, "")) for key in keys))
+    return (measurement.content["method"], *(str(subject.get(key, "")) for key in CURVATURE_SUBJECT))
 
 
 def arrange(runs: Sequence[Run]) -> list[Setting]:
@@ -263,6 +265,29 @@ def arrange(runs: Sequence[Run]) -> list[Setting]:
         Setting(name, _setting(group[0]), _methods(group))
         for name, group in zip(names, found.values(), strict=True)
     ]
+
+
+def once(runs: Sequence[Run]) -> tuple[list[Run], list[Skipped]]:
+    """Each seed of a method once: of several such runs the one that got furthest; and the others, named.
+
+    A copy of a run is no other seed: counted again, it would make a spread look smaller than it is.
+    """
+    furthest: dict[str, Run] = {}
+    for run in runs:
+        same = canonical([_setting(run), _algorithm(run), run.seed])
+        furthest[same] = max(furthest.get(same, run), run, key=_progress)
+    kept = {id(run) for run in furthest.values()}
+    left_out = []
+    for run in runs:
+        if id(run) not in kept:
+            other = furthest[canonical([_setting(run), _algorithm(run), run.seed])]
+            left_out.append(Skipped(str(run.path), f"repeats {other.path}: method, setting and seed are the same"))
+    return [run for run in runs if id(run) in kept], left_out
+
+
+def _progress(run: Run) -> tuple[int, int, int]:
+    states: tuple[Status, ...] = ("unfinished", "interrupted", "diverged", "finished")
+    return states.index(run.status), run.length, len(run.rounds) + len(run.measurements)
 
 
 def labels(settings: Sequence[Setting]) -> dict[str, str]:
@@ -279,11 +304,14 @@ def _setting(run: Run) -> dict[str, Any]:
     return kept
 
 
+def _algorithm(run: Run) -> dict[str, Any]:
+    return {"fidelity": run.config.get("fidelity", "paper"), **run.section("algorithm")}
+
+
 def _methods(runs: Sequence[Run]) -> list[Repeats]:
     found: dict[str, list[Run]] = {}
     for run in runs:
-        chosen = {"fidelity": run.config.get("fidelity", "paper"), **run.section("algorithm")}
-        found.setdefault(canonical(chosen), []).append(run)
+        found.setdefault(canonical(_algorithm(run)), []).append(run)
     methods = [
         Repeats(_base_label(algorithm), _client(algorithm), algorithm, sorted(group, key=lambda run: run.seed))
         for key, group in found.items()

@@ -156,7 +156,7 @@ def markdown_text(text: str) -> str:
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "×": r"$\times$", "✗": r"\ding{55}", "–": "--",
+    "|": r"\textbar{}", '"': "''", "[": "{[}", "±": r"$\pm$", "×": r"$\times$", "✗": r"\ding{55}", "–": "--",
     "−": "$-$", "√": r"$\surd$", "·": r"$\cdot$", "≥": r"$\ge$", "≤": r"$\le$", "‖": r"$\Vert$", "…": r"\ldots{}",
     "α": r"$\alpha$", "β": r"$\beta$", "δ": r"$\delta$", "ε": r"$\varepsilon$", "λ": r"$\lambda$",
     "μ": r"$\mu$", "ρ": r"$\rho$", "σ": r"$\sigma$", "₁": "$_1$", "²": "$^2$", "⁺": "$^+$",

@@ -72,6 +72,7 @@
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
 
+  const narrow = () => innerWidth < 640 && !printing;
   const setting = () => data.settings.find((s) => s.name === state.setting) || data.settings[0];
   const shownMethods = () => setting().methods.map((i) => data.methods[i]).filter((m) => !state.hidden.has(m.label));
   const isShown = (index) => !state.hidden.has(data.methods[index].label);
@@ -298,6 +299,7 @@
     const figure = spec.figure(chosen(spec), isLog(spec));
     plot.setAttribute("aria-label", `${spec.title}. ${figure.says || ""}${spec.scene ? " Arrow keys turn it, plus and minus zoom." : ""}`);
     plot.querySelector(".empty")?.remove();
+    plot.style.height = plot.style.flexBasis = figure.height ? `${figure.height}px` : "";
     if (!figure.traces.length) {
       if (chart.drawn) Plotly.purge(plot);
       chart.drawn = false;
@@ -363,10 +365,12 @@
   // ---------------------------------------------------------------- 3-D: cameras, keys, a picture for paper
 
   const START = { eye: { x: 1.2, y: 1.2, z: 0.7 }, up: { x: 0, y: 0, z: 1 }, center: { x: 0, y: 0, z: -0.17 } };
+  const FARTHER = { ...START, eye: { x: 1.85, y: 1.85, z: 1.1 } };  // a narrow figure would cut the axes off
+  const start = () => (narrow() ? FARTHER : START);
 
   function keepCamera(chart, layout) {
     if (chart.fresh !== chart.cameraOf) { chart.camera = null; chart.cameraOf = chart.fresh; }
-    layout.scene.camera = chart.camera || START;
+    layout.scene.camera = chart.camera || start();
   }
 
   function watchScene(chart) {
@@ -386,7 +390,7 @@
       const zooms = { "+": 0.9, "=": 0.9, "-": 1.1 };
       if (!chart.drawn || !(event.key in turns || event.key in zooms)) return;
       event.preventDefault();
-      const camera = structuredClone(chart.camera || START);
+      const camera = structuredClone(chart.camera || start());
       const { x, y, z } = camera.eye;
       let distance = Math.hypot(x, y, z), around = Math.atan2(y, x), height = Math.asin(z / distance);
       if (event.key in turns) { around += turns[event.key][0]; height = Math.max(-1.4, Math.min(1.4, height + turns[event.key][1])); }
@@ -635,9 +639,9 @@
         const flat = heights.flat(2).filter(Number.isFinite);
         const [low, high] = flat.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
         const layout = { margin: { l: 40, r: 10, t: 30, b: 36 }, annotations: [] };
-        const stacked = innerWidth < 640 && !printing;  // beside each other there is no room for their names
+        const stacked = narrow();  // beside each other there is no room for their names
         const few = stacked ? { nticks: 4, tickangle: 0 } : {};
-        const gap = stacked ? 0.3 : 0.05, width = (1 - gap * (surfaces.length - 1)) / surfaces.length;
+        const gap = stacked ? 0.25 / surfaces.length : 0.05, width = (1 - gap * (surfaces.length - 1)) / surfaces.length;
         const traces = surfaces.map((surface, i) => {
           const n = i ? i + 1 : "", start = i * (width + gap), whole = [0, 1];
           const across = stacked ? whole : [start, start + width], up = stacked ? [1 - start - width, 1 - start] : whole;
@@ -650,7 +654,7 @@
             customdata: gridOf(surface, name), hovertemplate: `(%{x:.2f}, %{y:.2f})<br>${plain(name)} %{customdata:.4~g}`,
           };
         });
-        return { traces, layout, empty: "Every surface is switched off.", says: `Contour maps of ${surfaces.map((s) => s.title).join("; ")}.` };
+        return { traces, layout, height: stacked ? 90 + 230 * surfaces.length : null, empty: "Every surface is switched off.", says: `Contour maps of ${surfaces.map((s) => s.title).join("; ")}.` };
       },
     };
   }
@@ -663,12 +667,15 @@
       id: "interpolation", title: "On the line between two models", log: false, choices: names.map((name) => [name, name]),
       about: "0 is the first model, 1 the second; a hill between them is a barrier.",
       figure: (name, log) => {
-        const traces = titled(all).filter((one) => isShown(one.method) && one.curves[name]).map((one, i) => line(data.methods[one.method], {
-          name: plain(`${one.title}${one.title.includes(one.name) ? "" : `, ${one.name}`}`), x: one.coefficients, y: one.curves[name],
+        const several = (key) => new Set(all.map((one) => one[key])).size > 1;
+        const [seeds, subjects] = ["seed", "subject"].map(several);
+        const title = (one) => plain(`${data.methods[one.method].label}${seeds ? `, seed ${one.seed},` : ""} to ${one.to}`) + (subjects ? `${narrow() ? "<br>" : ", "}${plain(one.subject)}` : "");
+        const traces = all.filter((one) => isShown(one.method) && one.curves[name]).map((one, i) => line(data.methods[one.method], {
+          name: title(one), x: one.coefficients, y: one.curves[name],
           line: { color: colour(data.methods[one.method]), width: 2, dash: ["solid", "dash", "dot", "dashdot"][i % 4] }, hovertemplate: "%{x:.2f}<br>%{y:.4~g}",
         }));
         const edge = (x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: css("--line"), width: 1, dash: "dot" } });
-        return { traces, layout: { shapes: [edge(0), edge(1)], xaxis: { title: "from the first model (0) to the second (1)" }, yaxis: { title: plain(name), ...scale(log, traces) }, showlegend: traces.length > 1 && traces.length <= 4, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } } };
+        return { traces, layout: { shapes: [edge(0), edge(1)], xaxis: { title: "first model (0) to second (1)" }, yaxis: { title: plain(name), ...scale(log, traces) }, showlegend: traces.length <= 6, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 } } };
       },
     };
   }
@@ -733,7 +740,8 @@
           type: "scatter", mode: "markers", name: title, x: shown.map((one) => jitter(one, side)), y: shown.map((one) => one[key]), customdata: shown.map((one) => one.client),
           marker: { symbol, size: 9, color: shown.map((one) => colour(data.methods[one.method])), line: { width: 1, color: css("--raised") } }, hovertemplate: "client %{customdata}<br>λ₁ = %{y:.4~g}",
         });
-        const globals = names.flatMap((i) => setting().eigenvalues.filter((one) => one.method === i).slice(0, 1).map((one) => [names.indexOf(i), one.values[0]]));
+        const beside = (one) => one.final && one.top && shown.some((local) => local.method === one.method && local.seed === one.seed && local.on === one.on);
+        const globals = setting().eigenvalues.filter(beside).map((one) => [names.indexOf(one.method), one.values[0]]);
         const traces = shown.length ? [points("local", "local model, own data", -0.2, "circle"), points("union", "local model, all data", 0.2, "diamond")] : [];
         if (shown.length && globals.length) traces.push({ type: "scatter", mode: "markers", name: "global model, all data", x: globals.map(([x]) => x), y: globals.map(([, y]) => y), marker: { symbol: "line-ew", size: 22, line: { width: 3, color: css("--ink") } }, hovertemplate: "global<br>λ₁ = %{y:.4~g}" });
         return { traces, layout: { showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, xaxis: { tickvals: names.map((_, k) => k), ticktext: names.map((i) => plain(data.methods[i].label)), range: [-0.6, names.length - 0.4] }, yaxis: { title: "λ₁", ...scale(log, traces) } } };
@@ -772,7 +780,7 @@
   const VIRIDIS_DOWN = [[0, "#fde725"], [0.25, "#5ec962"], [0.5, "#21918c"], [0.75, "#3b528b"], [1, "#440154"]];
 
   function clientTicks(found) {
-    const step = [1, 2, 5, 10, 20, 50, 100].find((n) => found.shown.length / n <= (innerWidth < 640 ? 10 : 20)) || 200;
+    const step = [1, 2, 5, 10, 20, 50, 100].find((n) => found.shown.length / n <= (narrow() ? 10 : 20)) || 200;
     const places = [...found.shown.keys()].filter((i) => i % step === 0);
     return { tickvals: places, ticktext: places.map((i) => String(found.shown[i])) };
   }
@@ -856,11 +864,11 @@
     byId("lead").textContent = data.runs.length
       ? `${count(data.runs.length, "run")} (${Object.entries(states).map(([name, n]) => `${n} ${name}`).join(", ")}): ${count(data.methods.length, "method")} in ${count(data.settings.length, "setting")}.`
       : "No runs yet.";
-    byId("colophon").textContent = `Written by fedgloss ${data.version} on ${new Date(data.made).toISOString().slice(0, 16).replace("T", " at ")} UTC. This file is complete: it asks nothing of any network.`;
+    byId("colophon").textContent = `Written by fedgloss ${data.version} on ${new Date(data.made).toISOString().slice(0, 16).replace("T", " at ")} UTC. ${data.live ? "The server on this machine keeps it fresh; no other is asked." : "This file is complete: it asks nothing of any network."}`;
     const sections = [...document.querySelectorAll("main section")].filter((section) => !section.hidden);
     whenChanged("contents", sections.map((s) => s.id), () => byId("contents").replaceChildren(...sections.map((section) => el("li", {}, el("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })))));
     whenChanged("skipped", data.skipped, () => byId("skipped").replaceChildren(...(data.skipped.length ? [
-      el("div", { class: "notice", role: "note" }, el("strong", { text: "Left out, because it could not be read:" }),
+      el("div", { class: "notice", role: "note" }, el("strong", { text: "Left out:" }),
         el("ul", {}, ...data.skipped.map(([path, reason]) => el("li", {}, el("code", { text: path }), `: ${reason}`))))] : [])));
   }
 
@@ -870,7 +878,7 @@
       for (const one of data.settings) {
         const first = tableBlock(one.tables.results);
         first.querySelector(".head").after(facts(one.facts));
-        parts.push(first, tableBlock(one.tables.comparisons));
+        parts.push(first, tableBlock(one.tables.comparisons), tableBlock(one.tables.curvature_comparisons));
       }
       content("overview").replaceChildren(...parts.filter(Boolean));
     });
@@ -1000,6 +1008,7 @@
       }
     } catch { /* shown below */ }
     const lost = Date.now() - heard > 3000 + 3000 * data.live;
+    if (lost !== byId("live").classList.contains("lost")) say(lost ? "The server has gone" : "The server is back");
     byId("live").classList.toggle("lost", lost);
     const newest = Math.max(0, ...data.runs.map((run) => run.written));
     const text = lost ? "The server has gone" : newest ? `Live, last record ${ago(Date.now() / 1000 - newest)}` : "Live, waiting for runs";
