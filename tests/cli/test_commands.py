@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 
 from fedgloss.cli.comparing import Cell, execution_of, shares
 from fedgloss.cli.planning import duration
-from fedgloss.cli.reproducing import forecast_of
 from fedgloss.cli.tables import accuracy_cell, percent, size
 from fedgloss.config import Config, bytes_of, flatten, resolve, to_toml
 from fedgloss.costs import ledger, reach
 from fedgloss.data.datasets import load
 from fedgloss.models import build
 from fedgloss.records import read_json, read_lines
+from fedgloss.reproduction import forecast_of
 from fedgloss.transports import simulation
 
 QUICK = ["--set", "model.name=logistic", "--set", "local.lr=0.05", "--workers", "1"]

@@ -12,11 +12,11 @@ from cli.command import Answer, fedgloss
 
 from fedgloss import flatness
 from fedgloss.analysis import load
-from fedgloss.cli.reproducing import Terms
 from fedgloss.flatness import Flatness, MeasuredRun, Measures, measure_flatness
 from fedgloss.job import build_algorithm
 from fedgloss.records import read_json
 from fedgloss.reports import paper
+from fedgloss.reproduction import Terms
 
 
 @pytest.fixture(scope="module")

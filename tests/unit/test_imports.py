@@ -77,6 +77,9 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
         "algorithm", "analysis", "checkpoint", "config", "data", "errors", "export", "files", "job", "messages",
         "records", "tasks", "transports", "vectors",
     },
+    "reproduction": {
+        "algorithms", "config", "data", "errors", "flatness", "job", "plan", "records", "reports", "transports",
+    },
     "testing": {"algorithm", "codec", "errors", "messages", "sampling", "transports", "vectors"},
 }  # fmt: skip
 ANYTHING = {"__init__", "__main__", "cli", "library"}
