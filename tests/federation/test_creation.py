@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import ssl
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from cli.command import fedgloss
 
+from fedgloss import InvalidInput
 from fedgloss.federation import from_config
 
 
@@ -59,6 +61,29 @@ def test_nonsense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert spaces.code == 2
     assert "quotes, dollars or spaces" in spaces.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ('[algorithm]\nname = "sgd"', "algorithm.name: sgd trains on all data in one place"),
+        (
+            '[training]\nevaluate_on = "validation"',
+            "training.evaluate_on: the server evaluates on its test_data alone",
+        ),
+        (
+            "[training]\nclient_accuracy = true",
+            "training.client_accuracy: the server does not see the sites' samples",
+        ),
+        ('[training]\nprecision = "bfloat16"', "training.precision: sites compute in float32"),
+        ('[run]\ndevice = "cuda"', "run.device: server and sites compute on the CPU"),
+    ],
+)
+def test_what_a_federation_cannot_do_is_refused(setting: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[data]\nname = "sites"\nsplit = "natural"\nclients = 3\n\n{setting}\n')
+    with pytest.raises(InvalidInput, match=f"^{re.escape(str(path))}: {re.escape(reason)}"):
+        from_config(path, shape=(1, 32, 32), classes=10, client_data=lambda _: ([], []))
 
 
 def test_an_absent_extra_gives_one_helpful_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ..errors import Diverged, InvalidInput
 from ..messages import Broadcast
 from ..tasks import ClientObjective, NoHelper
 from ..transports.serial import run_client
-from .definition import Learning, as_samples
+from .definition import Learning, as_samples, check_samples
 from .memory import SiteMemory
 from .privacy import anonymous
 
@@ -47,6 +47,7 @@ def _work(
     with memory.locked(), compute_threads(1):
         known = memory.settle(taken, broadcast.round)
         samples = as_samples(learning.client_data(node_config), "client_data")
+        check_samples(objective, samples, learning.transform, "client_data")
         task = ClientObjective(
             objective,
             samples,
