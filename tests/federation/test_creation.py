@@ -60,7 +60,29 @@ def test_nonsense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     spaces = fedgloss(capsys, "federation", "init", tmp_path / "a b")
     assert spaces.code == 2
     assert "quotes, dollars or spaces" in spaces.err
+    for odd in ("a;b", "a`b", "a#b", "a{b", "a:b", "a\tb"):
+        assert "quotes, dollars or spaces" in fedgloss(capsys, "federation", "init", tmp_path / odd).err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("host", ["fed.example.org:443", "https://fed", "a b", "", "-x", "münchen.example", "a..b"])
+def test_a_host_that_no_certificate_can_be_for_is_refused(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = fedgloss(capsys, "federation", "init", tmp_path / "a", "--host", host)
+    assert answer.code == 2
+    assert answer.err == (
+        f"error: --host {host}: must be the server's name or address alone, like fed.example.org or 10.0.0.1\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert f"error: {file}: exists and is not empty" in fedgloss(capsys, "federation", "init", file).err
+    below = fedgloss(capsys, "federation", "init", file / "trial")
+    assert (below.code, below.err) == (2, f"error: {file}: cannot write (File exists)\n")
 
 
 @pytest.mark.parametrize(

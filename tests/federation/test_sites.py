@@ -187,6 +187,11 @@ FAULTS = {
     "a bomb": (lambda h: h | {"update": b"\x00" * 10**7}, "sent 10000000 bytes where an update has"),
     "text": (lambda h: h | {"update": "zeros"}, "sent no bytes where an update has"),
     "nothing": (lambda h: {}, "answered round None"),
+    "escapes for the operator's terminal": (
+        lambda h: {"refused": "\x1b[2J\nround 9: all is well"},
+        "refused:  [2J round 9: all is well",
+    ),
+    "a reason without end": (lambda h: {"round": "x" * 10**6}, "answered round 'xxx"),
     "a refusal": (lambda h: {"refused": "out of memory"}, "refused: out of memory"),
 }
 
@@ -205,6 +210,7 @@ def test_a_bad_reply_is_refused_and_named_and_the_round_goes_on(name: str, tmp_p
     dropped = [line.get("dropped", {}) for line in read_lines(folder.rounds, "round")]
     assert [list(names) for names in dropped] == [[], ["2"], []]
     assert reason in dropped[1]["2"]
+    assert len(dropped[1]["2"]) <= 500
     assert sigma_law(folder, courier) < 1e-5  # what was refused left no trace at the site
 
 
@@ -295,7 +301,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     one = learning("fedgloss", rounds=1, config="[local]\nlr = 0.1\n")
     serve(one, Courier(one, tmp_path), folder)
     other = learning("fedgloss", rounds=1, config="[local]\nlr = 0.2\n")
-    with pytest.raises(InvalidInput, match="holds a run with another configuration"):
+    with pytest.raises(InvalidInput, match=r"holds a run with another configuration \(local\.lr: 0\.1 -> 0\.2\)"):
         serve(other, Courier(other, tmp_path), folder)
 
 

@@ -55,6 +55,11 @@ class Rules:
     max_norm: float = 1e6
 
 
+def in_words(reason: object) -> str:
+    """A reason that a site may have worded: fit for a log and a terminal, however long and whatever is in it."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(reason)[:500])
+
+
 class _Still:
     """A client whose gradient is zero: what a method's update looks like can be read off its answer."""
 
@@ -114,7 +119,7 @@ class SiteTransport:
                 found[reply.site] = self._judged(reply, broadcast, expected)
                 reasons.pop(reply.site, None)
             except InvalidInput as error:
-                reasons[reply.site] = str(error)
+                reasons[reply.site] = in_words(error)
         for site in cohort:
             if site not in found:
                 reasons.setdefault(site, "did not answer in time")
@@ -146,7 +151,7 @@ class SiteTransport:
         if reply.content is None:
             raise InvalidInput(reply.error or "sent nothing")
         if "refused" in reply.content:
-            raise InvalidInput(f"refused: {str(reply.content['refused'])[:500]}")
+            raise InvalidInput(f"refused: {reply.content['refused']}")
         content = reply.content
         if (content.get("round"), content.get("purpose")) != (broadcast.round, broadcast.purpose):
             raise InvalidInput(

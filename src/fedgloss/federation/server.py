@@ -17,10 +17,10 @@ from typing import Any
 import safetensors.torch
 
 from ..algorithm import UnreliableTransport
-from ..checkpoint import Checkpoints
+from ..checkpoint import Checkpoints, summary_of_differences
 from ..environment import describe_environment
 from ..errors import Diverged, InvalidInput
-from ..files import write_atomically
+from ..files import read_text, write_atomically
 from ..messages import ServerState
 from ..records import (
     FORMAT,
@@ -228,8 +228,12 @@ def _open_folder(learning: Learning, folder: RunFolder) -> str:
         write_json(folder.environment, {"format": FORMAT, **describe_environment()})
         write_atomically(folder.config, learning.config.encode())
     folder.require()
-    if decisive(folder.config.read_text()) != decisive(learning.config):
-        raise InvalidInput(f"{folder.path}: holds a run with another configuration; choose another run-folder")
+    differences = summary_of_differences(decisive(read_text(folder.config)), decisive(learning.config))
+    if differences:
+        raise InvalidInput(
+            f"{folder.path}: holds a run with another configuration ({'; '.join(differences)}); "
+            "choose another run-folder"
+        )
     identity = read_json(path)
     if identity["privacy"] != privacy:
         raise InvalidInput(
