@@ -32,7 +32,7 @@ def test_a_folder_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture
         assert stat.S_IMODE((folder / secret).stat().st_mode) == 0o600
     assert (folder / "keys/site-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
     ssl.create_default_context(cafile=str(folder / "certificates/ca.crt"))
-    for script in ("start.sh", "superlink.sh", "site.sh"):
+    for script in ("start.sh", "superlink.sh", "site.sh", "register.sh"):
         assert (folder / script).stat().st_mode & stat.S_IXUSR
         subprocess.run(["bash", "-n", folder / script], check=True)
     if shutil.which("openssl"):
