@@ -20,6 +20,7 @@ from fedgloss.algorithm import Aggregate, Dropped
 from fedgloss.algorithms import METHODS, build
 from fedgloss.checkpoint import Checkpoints
 from fedgloss.codec import decode, encode
+from fedgloss.environment import code_fingerprint
 from fedgloss.federation import Learning, Privacy, Reply, Rules, SiteMemory, TooFewSites, serve
 from fedgloss.federation.privacy import Noised
 from fedgloss.messages import Broadcast, ClientState, ServerState, Update
@@ -315,6 +316,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
         ({"broadcast": b"\x00" * 10**6}, "1000000 bytes are more than any broadcast for this network"),
         ({"broadcast": b"\x80\x04K\x01."}, "message: not a safetensors message"),
         ({"site": 1}, "is for site 1, this is site 0"),
+        ({"code": "0" * 12}, f"the server's fedgloss has the code {'0' * 12}, this site's {code_fingerprint()}"),
         ({"taken": 5}, "memory of it is gone"),
     ],
 )
@@ -323,7 +325,7 @@ def test_a_site_refuses_what_is_no_letter(change: dict[str, Any], reason: str, t
 
     chosen = learning("fedgloss")
     broadcast = encode(Broadcast({"params": chosen.objective().initial()}, 0))
-    letter = {"run": "0" * 32, "site": 0, "taken": -1, "broadcast": broadcast}
+    letter = {"run": "0" * 32, "code": code_fingerprint(), "site": 0, "taken": -1, "broadcast": broadcast}
     assert "update" in answer(chosen, {"partition-id": 0}, tmp_path, letter)
     refusal = answer(chosen, {"partition-id": 0}, tmp_path, letter | change)
     assert reason in refusal["refused"]

@@ -15,6 +15,7 @@ import torch
 
 from ..algorithm import Algorithm, Dropped
 from ..codec import decode, encode, encoded_size
+from ..environment import code_fingerprint
 from ..errors import InvalidInput
 from ..messages import Broadcast, Update
 from ..transports.schedule import shared_out
@@ -101,6 +102,7 @@ class SiteTransport:
         letters = {
             site: {
                 "run": self._run,
+                "code": code_fingerprint(),
                 "site": site,
                 "taken": self.taken.get(site, NEVER),
                 "shared_out": shared_out(site, cohort),
