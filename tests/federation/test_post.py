@@ -13,6 +13,7 @@ import pytest
 from federation.sites import SITES, learning
 
 from fedgloss import InvalidInput
+from fedgloss.federation import Reply
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("flwr")
@@ -33,6 +34,10 @@ class Nodes:
 
     def get_nodes(self) -> Sequence[Node]:
         return self.nodes
+
+    def push_messages(self, messages: Sequence[Any]) -> Sequence[str]:
+        """What Flower answers where nodes are gone: no number for their letters."""
+        return [""] * min(len(messages), 1)
 
 
 def test_a_site_is_the_node_that_is_registered_under_its_number(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +65,16 @@ def test_a_node_registered_twice_takes_part_once_the_first_is_gone(caplog: pytes
     grid.nodes = [Node(90, "site-0")]
     assert post.connected([0]) == {0}
     assert post._nodes == {0: 90}
+
+
+def test_a_letter_that_cannot_be_sent_costs_nobody_but_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgloss.transports.flower.Message", lambda content, **options: content)  # needs a run
+    grid = Nodes(Node(70, "site-0"), Node(71, "site-1"))
+    post = FlowerPost(grid, sites=SITES, minimum=1, timeout=60.0, wait=0.01)
+    assert post.connected([0, 1]) == {0, 1}
+    replies = list(post.exchange({0: {"run": "a"}, 1: {"run": "a"}}, "0-train"))
+    assert replies == [Reply(site, error="could not be sent its letter") for site in (0, 1)]
+    assert list(post.exchange({}, "1-train")) == []
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,13 @@ class FlowerPost:
     def _exchange(self, messages: Mapping[int, Message], timeout: float) -> Iterator[Reply]:
         """What each that was asked replied. Replies are fetched one by one: an error names the wrong node, a liar
         could name another's letter, and what Flower cannot read must cost nobody but its sender."""
-        sent = self._grid.push_messages(list(messages.values()))
-        asked = dict(zip(messages, sent, strict=True))
+        sent = list(self._grid.push_messages(list(messages.values())))
+        asked = {}
+        for who, letter in zip_longest(messages, sent):  # fewer were sent where the SuperLink found them too large
+            if letter:
+                asked[who] = letter
+            else:  # a node that was unregistered a moment ago
+                yield Reply(who, error="could not be sent its letter")
         deadline = time.monotonic() + timeout
         while asked and time.monotonic() < deadline:
             for who, letter in list(asked.items()):
