@@ -382,6 +382,17 @@ def test_a_federation_s_run_is_summed_up_as_any_other(tmp_path: Path, capsys: py
     assert (shown["state"], shown["rounds"], shown["accuracy"]) == ("finished", "20/20", alone.reported())
 
 
+def test_records_do_not_give_away_what_flower_started_the_server_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command line has the token of the running app, and records are shown around."""
+    monkeypatch.setattr("sys.argv", ["flwr-serverapp", "--token", "secret"])
+    chosen, folder = learning("fedgloss", rounds=1), RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path), folder)
+    assert read_json(folder.environment)["command"] == []
+    assert not any(b"secret" in path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
+
+
 def test_a_run_may_be_made_longer_but_not_shorter(tmp_path: Path) -> None:
     def planned(rounds: int) -> Learning:
         return learning("fedgloss", rounds=rounds, config=f"[training]\nrounds = {rounds}\n")

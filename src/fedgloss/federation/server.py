@@ -225,7 +225,8 @@ def _open_folder(learning: Learning, folder: RunFolder) -> str:
     privacy = None if learning.privacy is None else asdict(learning.privacy)
     if not folder.exists:
         write_json(path, {"run": uuid.uuid4().hex, "privacy": privacy})
-        write_json(folder.environment, {"format": FORMAT, **describe_environment()})
+        # without the command: it is Flower's own, and has the running app's token in it
+        write_json(folder.environment, {"format": FORMAT, **describe_environment(), "command": []})
         write_atomically(folder.config, learning.config.encode())
     folder.require()
     differences = summary_of_differences(decisive(read_text(folder.config)), decisive(learning.config))
