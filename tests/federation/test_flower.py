@@ -231,6 +231,14 @@ def test_three_sites_give_the_bits_of_one_process_and_the_bytes_of_the_ledger(de
     assert counted == pytest.approx(measured, rel=0.02)
 
 
+def test_a_second_start_is_refused_and_disturbs_nothing(deployment: Deployment) -> None:
+    before = {path: path.read_bytes() for path in (deployment.folder / "logs").glob("*.pid")}
+    again = subprocess.run([deployment.folder / "start.sh"], capture_output=True, text=True, timeout=60)
+    assert (again.returncode, again.stderr) == (1, f"{deployment.folder}/start.sh runs already\n")
+    assert {path: path.read_bytes() for path in (deployment.folder / "logs").glob("*.pid")} == before
+    assert (deployment.folder / "ready").exists()
+
+
 def test_a_server_killed_mid_run_goes_on_with_the_same_bits(deployment: Deployment) -> None:
     run = deployment.folder / "interrupted"
     deployment.submit(run)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federation.sites import LOCAL, SITES, Courier, learning, problem
+from cli.command import fedgloss
+from federation.sites import LOCAL, SITES, Courier, learning, problem, site_data
 
 from fedgloss import FedGloSS, InvalidInput, Sam, train
 from fedgloss.algorithm import Aggregate, Dropped
 from fedgloss.algorithms import METHODS, build
 from fedgloss.checkpoint import Checkpoints
 from fedgloss.codec import decode, encode
+from fedgloss.environment import code_fingerprint
 from fedgloss.federation import Learning, Privacy, Reply, Rules, SiteMemory, TooFewSites, serve
 from fedgloss.federation.privacy import Noised
 from fedgloss.messages import Broadcast, ClientState, ServerState, Update
@@ -185,6 +188,11 @@ FAULTS = {
     "a bomb": (lambda h: h | {"update": b"\x00" * 10**7}, "sent 10000000 bytes where an update has"),
     "text": (lambda h: h | {"update": "zeros"}, "sent no bytes where an update has"),
     "nothing": (lambda h: {}, "answered round None"),
+    "escapes for the operator's terminal": (
+        lambda h: {"refused": "\x1b[2J\nround 9: all is well"},
+        "refused:  [2J round 9: all is well",
+    ),
+    "a reason without end": (lambda h: {"round": "x" * 10**6}, "answered round 'xxx"),
     "a refusal": (lambda h: {"refused": "out of memory"}, "refused: out of memory"),
 }
 
@@ -203,6 +211,7 @@ def test_a_bad_reply_is_refused_and_named_and_the_round_goes_on(name: str, tmp_p
     dropped = [line.get("dropped", {}) for line in read_lines(folder.rounds, "round")]
     assert [list(names) for names in dropped] == [[], ["2"], []]
     assert reason in dropped[1]["2"]
+    assert len(dropped[1]["2"]) <= 500
     assert sigma_law(folder, courier) < 1e-5  # what was refused left no trace at the site
 
 
@@ -293,7 +302,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     one = learning("fedgloss", rounds=1, config="[local]\nlr = 0.1\n")
     serve(one, Courier(one, tmp_path), folder)
     other = learning("fedgloss", rounds=1, config="[local]\nlr = 0.2\n")
-    with pytest.raises(InvalidInput, match="holds a run with another configuration"):
+    with pytest.raises(InvalidInput, match=r"holds a run with another configuration \(local\.lr: 0\.1 -> 0\.2\)"):
         serve(other, Courier(other, tmp_path), folder)
 
 
@@ -307,6 +316,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
         ({"broadcast": b"\x00" * 10**6}, "1000000 bytes are more than any broadcast for this network"),
         ({"broadcast": b"\x80\x04K\x01."}, "message: not a safetensors message"),
         ({"site": 1}, "is for site 1, this is site 0"),
+        ({"code": "0" * 12}, f"the server's fedgloss has the code {'0' * 12}, this site's {code_fingerprint()}"),
         ({"taken": 5}, "memory of it is gone"),
     ],
 )
@@ -315,11 +325,84 @@ def test_a_site_refuses_what_is_no_letter(change: dict[str, Any], reason: str, t
 
     chosen = learning("fedgloss")
     broadcast = encode(Broadcast({"params": chosen.objective().initial()}, 0))
-    letter = {"run": "0" * 32, "site": 0, "taken": -1, "broadcast": broadcast}
+    letter = {"run": "0" * 32, "code": code_fingerprint(), "site": 0, "taken": -1, "broadcast": broadcast}
     assert "update" in answer(chosen, {"partition-id": 0}, tmp_path, letter)
     refusal = answer(chosen, {"partition-id": 0}, tmp_path, letter | change)
     assert reason in refusal["refused"]
     assert json.dumps(refusal)
+
+
+def boxed(node_config: Mapping[str, Any]) -> Any:
+    return list(site_data(node_config))
+
+
+RUBBISH: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "must return inputs and targets, got NoneType"),
+    "three things": ((1, 2, 3), "must return inputs and targets, got 3 things"),
+    "no samples": ((torch.zeros(0, 8, 8), torch.zeros(0).long()), "client 0 has no data"),
+    "a NaN": ((torch.full((4, 8, 8), torch.nan), torch.zeros(4).long()), "sample 0 holds a NaN or infinity"),
+    "another shape": ((torch.zeros(4, 5), torch.zeros(4).long()), "cannot be trained on a batch of inputs (2, 5)"),
+    "another type": ((torch.zeros(4, 8, 8).double(), torch.zeros(4).long()), "must have the same dtype"),
+    "a class too many": (
+        (torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 10])),
+        "but the training data has the class 10",
+    ),
+    "words": ((torch.zeros(4, 8, 8), ["a", "b", "c", "d"]), "can't convert"),
+}
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+def test_data_that_cannot_be_learnt_from_are_named_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+    given, reason = RUBBISH[name]
+    chosen = learning(FEDGLOSS, rounds=2)
+    at_the_server = replace(chosen, test_data=lambda: given)
+    courier = Courier(at_the_server, tmp_path)
+    with pytest.raises(InvalidInput, match=f"^test_data: .*{re.escape(reason)}"):
+        serve(at_the_server, courier, RunFolder(tmp_path / "server"))
+    assert not courier.letters
+    at_a_site = replace(chosen, client_data=lambda config: given if config["partition-id"] == 1 else boxed(config))
+    folder = RunFolder(tmp_path / "run")
+    serve(at_a_site, Courier(at_a_site, tmp_path), folder)
+    for line in read_lines(folder.rounds, "round"):
+        assert line["dropped"].keys() == {"1"}
+        assert line["dropped"]["1"].startswith("refused: InvalidInput: client_data: ")
+        assert reason in line["dropped"]["1"]
+
+
+# What others read
+
+
+def test_a_federation_s_run_is_summed_up_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = learning("fedgloss", rounds=20)
+    summary = serve(chosen, Courier(chosen, tmp_path), RunFolder(tmp_path / "runs/one"))
+    alone = train(chosen.algorithm, problem(), rounds=20, cohort=SITES, eval_every=1)
+    assert summary["reported"]["accuracy"] == alone.reported()  # over the last two rounds
+    assert len(read_lines(tmp_path / "runs/one/timings.jsonl")) == 20
+    (shown,) = json.loads(fedgloss(capsys, "runs", tmp_path / "runs", "--json").out)
+    assert (shown["state"], shown["rounds"], shown["accuracy"]) == ("finished", "20/20", alone.reported())
+
+
+def test_records_do_not_give_away_what_flower_started_the_server_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command line has the token of the running app, and records are shown around."""
+    monkeypatch.setattr("sys.argv", ["flwr-serverapp", "--token", "secret"])
+    chosen, folder = learning("fedgloss", rounds=1), RunFolder(tmp_path / "run")
+    serve(chosen, Courier(chosen, tmp_path), folder)
+    assert read_json(folder.environment)["command"] == []
+    assert not any(b"secret" in path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
+
+
+def test_a_run_may_be_made_longer_but_not_shorter(tmp_path: Path) -> None:
+    def planned(rounds: int) -> Learning:
+        return learning("fedgloss", rounds=rounds, config=f"[training]\nrounds = {rounds}\n")
+
+    folder = RunFolder(tmp_path / "run")
+    serve(planned(1), Courier(planned(1), tmp_path), folder)
+    assert serve(planned(3), Courier(planned(3), tmp_path), folder)["planned_rounds"] == 3
+    assert folder.config.read_text() == planned(3).config
+    with pytest.raises(InvalidInput, match=r"training\.rounds: 2 asked for, but the run has done 3 already"):
+        serve(planned(2), Courier(planned(2), tmp_path), folder)
 
 
 # Privacy

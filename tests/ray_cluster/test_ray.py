@@ -39,7 +39,8 @@ pytestmark = [
 ]
 
 ray = pytest.importorskip("ray")
-from fedgloss.transports.ray import RayTransport  # noqa: E402
+from fedgloss.transports.failures import Failed  # noqa: E402
+from fedgloss.transports.ray import Hello, Packed, RayTransport, _answer, _Job, _Worker  # noqa: E402
 
 LOCAL = LocalTraining(lr=0.1, batch_size=4, epochs=2, weight_decay=1e-3, momentum=0.5)
 FEDGLOSS = FedGloSS(0.05, 5.0, LOCAL, Sam(0.05))
@@ -316,6 +317,37 @@ def test_a_node_s_clients_are_left_out_or_end_the_run(on_failure: str) -> None:
         cluster.shutdown()
 
 
+class Patched:
+    """Ray, but the answer to the first job is what Ray says when it fails so."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+
+    def get(self, reference: Any) -> Any:
+        found = ray.get(reference)
+        if isinstance(found, Packed) and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ray, name)
+
+
+def test_an_actor_ended_for_want_of_memory_is_one_that_died(
+    here: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, _ = serial([[0, 1]])
+    with caplog.at_level(logging.WARNING, "fedgloss"), actors(workers=1) as (transport, objective, _):
+        broadcast = Broadcast({"params": objective.initial()}, 0)
+        monkeypatch.setattr("fedgloss.transports.ray.ray", Patched(ray.exceptions.OutOfMemoryError("too much")))
+        assert all_equal(expected, list(transport(broadcast, [0, 1])))
+        assert "died at client 0, round 0, its node being out of memory" in caplog.text
+        monkeypatch.setattr("fedgloss.transports.ray.ray", Patched(ray.exceptions.OutOfDiskError("no room")))
+        with pytest.raises(WorkerLost, match=r"^actor 1 .* cannot work: "):  # what nothing is known about
+            list(transport(broadcast, [2]))
+
+
 # When clients fail
 
 
@@ -332,6 +364,18 @@ def test_what_clients_raise_is_raised_here(here: None) -> None:
         with pytest.raises(RuntimeError, match="Odd: stuck at 1"):
             list(transport(broadcast, [0, 1]))
         assert len(list(transport(broadcast, [0, 3]))) == 2
+
+
+def test_a_file_that_another_node_does_not_have_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "pictures.bin"
+    file.touch()
+    failed = Failed(InvalidInput(f"{file}: the store is gone; load the data set again"), "there")
+    worker = _Worker(3, None, None, Hello(77, "10.0.0.9", {}), _Job("client 2, round 0", "train", ()))
+    answer = _answer(worker, failed)
+    assert isinstance(answer, InvalidInput)
+    assert str(answer).startswith(f"{file}: is here, but 10.0.0.9 cannot read it")
+    file.unlink()
+    assert _answer(worker, failed) is failed.error  # gone here too
 
 
 def test_divergence_is_that_of_one_process_and_code_of_the_script_travels(here: None) -> None:

@@ -65,9 +65,9 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
         "sampling", "tasks", "training",
     },
     "federation": {
-        "algorithm", "checkpoint", "codec", "compute", "config", "costs", "data", "environment", "errors", "files",
-        "gradients", "job", "local", "messages", "records", "run", "sampling", "tasks", "training", "transports",
-        "vectors",
+        "algorithm", "algorithms", "checkpoint", "codec", "compute", "config", "data", "environment", "errors",
+        "files", "gradients", "job", "local", "messages", "records", "run", "sampling", "tasks", "training",
+        "transports", "vectors",
     },
     "transports.flower": {"compute", "errors", "federation", "records"},  # an app around the whole
     "export": {"algorithms", "checkpoint", "config", "errors", "files", "job", "records", "vectors"},

@@ -5,15 +5,22 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import TypeAlias
 
 from ..errors import InvalidInput, require
+from ..files import disk_errors
+
+Known: TypeAlias = str | ipaddress.IPv4Address | ipaddress.IPv6Address
+"""What a certificate is for: a name or an address."""
 
 _FILES = {
     "pyproject.toml": "app/pyproject.toml",
@@ -32,13 +39,15 @@ _FILES = {
 def create(folder: Path, *, sites: int, host: str = "localhost") -> None:
     """Write the folder, or nothing at all. ``host`` is the name that sites know the server by."""
     require(1 <= sites <= 1000, "--sites", f"must lie between 1 and 1000, got {sites}")
-    folder = folder.absolute()
-    if folder.exists() and any(folder.iterdir()):
+    known = _known_as(host)
+    folder, programs = folder.absolute(), Path(sys.executable).parent
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InvalidInput(f"{folder}: exists and is not empty; choose another folder")
-    if any(character in str(folder) for character in "\"'$\\ \n"):
-        raise InvalidInput(
-            f"{folder}: the scripts cannot work in a folder with quotes, dollars or spaces in its name"
-        )
+    for path in (folder, programs):
+        if not re.fullmatch(r"[\w./+@%,=~-]+", str(path)):  # shells and nginx read the others in ways of their own
+            raise InvalidInput(
+                f"{path}: the scripts cannot work in a folder with quotes, dollars or spaces (or the like) in it"
+            )
     port, proxy, *runtime = _free_ports(2 + sites)
     names = {
         "folder": str(folder),
@@ -47,8 +56,13 @@ def create(folder: Path, *, sites: int, host: str = "localhost") -> None:
         "port": port,
         "proxy": proxy,
         "runtime": runtime[0],
-        "bin": str(Path(sys.executable).parent),
+        "bin": str(programs),
     }
+    with disk_errors(folder):
+        _write(folder, names, sites, known)
+
+
+def _write(folder: Path, names: Mapping[str, object], sites: int, known: Known) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -60,7 +74,7 @@ def create(folder: Path, *, sites: int, host: str = "localhost") -> None:
             if path.suffix == ".sh":
                 path.chmod(0o755)
         (made / "app/federated/__init__.py").write_text('"""The federation\'s app."""\n')
-        _certificates(made / "certificates", host)
+        _certificates(made / "certificates", known)
         for site in range(sites):
             _node_key(made / "keys", f"site-{site}")
         made.chmod(0o755)
@@ -70,6 +84,19 @@ def create(folder: Path, *, sites: int, host: str = "localhost") -> None:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def _known_as(host: str) -> Known:
+    """The name or address, if it can stand in a certificate; a port or a scheme cannot."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        part = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+        if len(host) > 253 or not re.fullmatch(rf"{part}(\.{part})*", host):
+            raise InvalidInput(
+                f"--host {host}: must be the server's name or address alone, like fed.example.org or 10.0.0.1"
+            ) from None
+        return host
 
 
 def _free_ports(count: int) -> list[int]:
@@ -109,7 +136,7 @@ def _node_key(folder: Path, name: str) -> None:
     (folder / f"{name}.pub").write_bytes(public + b"\n")
 
 
-def _certificates(folder: Path, host: str) -> None:
+def _certificates(folder: Path, host: Known) -> None:
     """An authority of the trial's own, and the server's certificate for ``host`` and the loopback."""
     try:
         from cryptography import x509
@@ -147,14 +174,11 @@ def _certificates(folder: Path, host: str) -> None:
         .add_extension(signs, critical=True)
         .sign(authority, hashes.SHA256())
     )
-    try:
-        known: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        known = x509.DNSName(host)
+    known: x509.GeneralName = x509.DNSName(host) if isinstance(host, str) else x509.IPAddress(host)
     loopback = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     names = [known, *(n for n in loopback if n != known)]
     certificate = (
-        builder(host, server.public_key())
+        builder("fedgloss trial server", server.public_key())  # its names are below: here a long one has no room
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..algorithm import Algorithm
+from ..algorithms import METHODS
 from ..config import Config, resolve, to_toml
 from ..data import ArraySamples, Federation, Identity, Partition, Samples, Transform
 from ..errors import InvalidInput
 from ..job import Network, build_algorithm, build_local, build_plan
 from ..local import LocalTraining
-from ..tasks import Loss, Metric, Objective, accuracy
+from ..tasks import Loss, Metric, Objective, Problem, accuracy, try_out
 from ..training import Plan
 from .privacy import Privacy
 
@@ -42,11 +43,13 @@ class Learning:
     config: str = ""
     privacy: Privacy | None = None
 
-    def objective(self) -> Objective:
-        from ..tasks import Problem
-
+    def problem(self) -> Problem:
+        """What is learnt, without anybody's data."""
         nobody = Federation.from_arrays([[0.0]], [0], clients=[[0]])
-        return Objective(Problem(nobody, self.model).build(self.plan.seed), self.loss)
+        return Problem(nobody, self.model, self.loss, self.metrics)
+
+    def objective(self) -> Objective:
+        return Objective(self.problem().build(self.plan.seed), self.loss)
 
 
 def from_config(
@@ -64,8 +67,7 @@ def from_config(
     config = resolve(path).config
     if config.data.clients is None:
         raise InvalidInput(f"{path}: data.clients: say how many sites there are")
-    if config.training.precision != "float32":
-        raise InvalidInput(f"{path}: training.precision: sites compute in float32")
+    _require_federated(path, config)
     network = Network(config.model.name, shape, classes, config.model.weights, dict(config.model.options))
     return Learning(
         algorithm=_algorithm(config, privacy),
@@ -80,6 +82,22 @@ def from_config(
     )
 
 
+def _require_federated(path: Path, config: Config) -> None:
+    """Refuse what a federation would not do: to leave it out in silence would be to do something else."""
+    name, training = config.algorithm["name"], config.training
+    if METHODS[name].centralised:
+        raise InvalidInput(f"{path}: algorithm.name: {name} trains on all data in one place; choose another method")
+    only: dict[str, tuple[Any, Any, str]] = {
+        "training.precision": (training.precision, "float32", "sites compute in float32"),
+        "training.evaluate_on": (training.evaluate_on, "test", "the server evaluates on its test_data alone"),
+        "training.client_accuracy": (training.client_accuracy, False, "the server does not see the sites' samples"),
+        "run.device": (config.run.device, "cpu", "server and sites compute on the CPU"),
+    }
+    for key, (value, possible, reason) in only.items():
+        if value != possible:
+            raise InvalidInput(f"{path}: {key}: {reason}")
+
+
 def _algorithm(config: Config, privacy: Privacy | None) -> Algorithm:
     algorithm = build_algorithm(config)
     if privacy is None:
@@ -91,19 +109,33 @@ def _algorithm(config: Config, privacy: Privacy | None) -> Algorithm:
 
 def as_samples(arrays: Arrays, what: str) -> Samples:
     """The samples a user's loader gave."""
-    if isinstance(arrays, tuple):
-        if len(arrays) != 2:
-            raise InvalidInput(f"{what}: must return inputs and targets, got {len(arrays)} things")
+    if not isinstance(arrays, tuple | list):
+        if all(hasattr(arrays, name) for name in ("fetch", "targets", "__len__")):
+            return arrays
+        raise InvalidInput(f"{what}: must return inputs and targets, got {type(arrays).__name__}")
+    if len(arrays) != 2:
+        raise InvalidInput(f"{what}: must return inputs and targets, got {len(arrays)} things")
+    try:
         return Federation.from_arrays(*arrays, clients=[range(len(arrays[1]))]).train
-    return arrays
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{what}: {error}") from None
 
 
-def evaluation_federation(learning: Learning) -> Federation | None:
+def check_samples(objective: Objective, samples: Samples, transform: Transform, what: str) -> Federation:
+    """Samples that the network can be trained on, as a federation of one client."""
+    try:
+        federation = Federation(samples, Partition.of([np.arange(len(samples))]), transform=transform)
+        try_out(objective, objective.initial(), federation)
+    except InvalidInput as error:
+        raise InvalidInput(f"{what}: {error}") from error
+    return federation
+
+
+def evaluation_federation(learning: Learning, objective: Objective) -> Federation | None:
     """The server's test set, as what evaluation takes."""
     if learning.test_data is None:
         return None
     samples = as_samples(learning.test_data(), "test_data")
     if not isinstance(samples, ArraySamples):
         samples = ArraySamples(*samples.fetch(np.arange(len(samples))))
-    everything = Partition.of([np.arange(len(samples))])
-    return Federation(samples, everything, test=samples, transform=learning.transform)
+    return replace(check_samples(objective, samples, learning.transform, "test_data"), test=samples)

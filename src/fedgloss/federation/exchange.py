@@ -15,6 +15,7 @@ import torch
 
 from ..algorithm import Algorithm, Dropped
 from ..codec import decode, encode, encoded_size
+from ..environment import code_fingerprint
 from ..errors import InvalidInput
 from ..messages import Broadcast, Update
 from ..transports.schedule import shared_out
@@ -53,6 +54,11 @@ class Rules:
 
     minimum: int = 1
     max_norm: float = 1e6
+
+
+def in_words(reason: object) -> str:
+    """A reason that a site may have worded: fit for a log and a terminal, however long and whatever is in it."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(reason)[:500])
 
 
 class _Still:
@@ -96,6 +102,7 @@ class SiteTransport:
         letters = {
             site: {
                 "run": self._run,
+                "code": code_fingerprint(),
                 "site": site,
                 "taken": self.taken.get(site, NEVER),
                 "shared_out": shared_out(site, cohort),
@@ -114,7 +121,7 @@ class SiteTransport:
                 found[reply.site] = self._judged(reply, broadcast, expected)
                 reasons.pop(reply.site, None)
             except InvalidInput as error:
-                reasons[reply.site] = str(error)
+                reasons[reply.site] = in_words(error)
         for site in cohort:
             if site not in found:
                 reasons.setdefault(site, "did not answer in time")
@@ -146,7 +153,7 @@ class SiteTransport:
         if reply.content is None:
             raise InvalidInput(reply.error or "sent nothing")
         if "refused" in reply.content:
-            raise InvalidInput(f"refused: {str(reply.content['refused'])[:500]}")
+            raise InvalidInput(f"refused: {reply.content['refused']}")
         content = reply.content
         if (content.get("round"), content.get("purpose")) != (broadcast.round, broadcast.purpose):
             raise InvalidInput(

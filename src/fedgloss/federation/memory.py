@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..codec import decode, encode
 from ..errors import InvalidInput
-from ..files import write_atomically
+from ..files import sync_folder, write_atomically
 from ..messages import ClientState
 
 NEVER = -1  # the round of a site's last update that was taken, when none was
@@ -34,7 +34,9 @@ class SiteMemory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One message at a time, whatever delivers them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.folder.parent)  # else a power cut could take the folder with all that is in it
         with (self.folder / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

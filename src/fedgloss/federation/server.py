@@ -7,6 +7,7 @@ its last round, repeats the one it was in, and sites forget what they answered i
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +17,10 @@ from typing import Any
 import safetensors.torch
 
 from ..algorithm import UnreliableTransport
-from ..checkpoint import Checkpoints
-from ..costs import ledger
+from ..checkpoint import Checkpoints, summary_of_differences
 from ..environment import describe_environment
 from ..errors import Diverged, InvalidInput
-from ..files import write_atomically
+from ..files import read_text, write_atomically
 from ..messages import ServerState
 from ..records import (
     FORMAT,
@@ -32,7 +32,7 @@ from ..records import (
     round_line,
     write_json,
 )
-from ..run import decisive, fingerprint
+from ..run import Job, Status, decisive, fingerprint, summarise
 from ..sampling import IndependentCohort
 from ..tasks import Objective, evaluate
 from ..training import Step, steps
@@ -101,7 +101,7 @@ class _Server:
         self._checkpoints.open(done)
         self._taken = TakenUpdates({}, {})
         self._checkpoints.restore(done, self._taken)
-        names = {"rounds": folder.rounds, "incidents": folder.path / "incidents.jsonl"}
+        names = {"rounds": folder.rounds, "timings": folder.timings, "incidents": folder.path / "incidents.jsonl"}
         if learning.privacy is not None:
             names["privacy"] = folder.path / "privacy.jsonl"
         self._journals = {name: Journal(path, lengths.get(name, 0)) for name, path in names.items()}
@@ -116,7 +116,7 @@ class _Server:
 
     def train(self, attempts: int) -> dict[str, Any]:
         learning, layout = self._learning, self._objective.layout
-        federation, failures = evaluation_federation(learning), 0
+        federation, failures = evaluation_federation(learning, self._objective), 0
         transport: UnreliableTransport = self._sites
         if learning.privacy is not None:
             transport = self._private(learning.privacy)
@@ -130,9 +130,10 @@ class _Server:
         judged = judge if federation is not None else None
         while self._state.round < learning.plan.rounds:
             try:
+                started = time.monotonic()
                 for step in steps(learning.algorithm, learning.plan, self._state, transport, layout, judged):
-                    self._finish(step)
-                    failures = 0
+                    self._finish(step, time.monotonic() - started)
+                    failures, started = 0, time.monotonic()
             except TooFewSites as error:
                 failures += 1
                 self._note_incidents()
@@ -142,16 +143,17 @@ class _Server:
                     raise
                 log.warning("%s; the round is done again", error)
             except Diverged as error:
-                return self._summarise("diverged", str(error))
+                return self._summarise("diverged", error)
         weights = layout.unpack(self._state.evaluated)
         write_atomically(self._folder.path / "model.safetensors", safetensors.torch.save(weights))
         return self._summarise("finished")
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: Step, seconds: float) -> None:
         """Write the round down, save the state, and only then let the sites know."""
         self._journals["rounds"].append(round_line(step.round))
         if step.evaluation is not None:
             self._journals["rounds"].append(evaluation_line(step.evaluation))
+        self._journals["timings"].append({"round": step.round.round, "seconds": round(seconds, 6)})
         self._note_incidents()
         self._state = step.state
         self._taken.changed = dict(self._sites.used)
@@ -190,6 +192,10 @@ class _Server:
         if done is None:
             return learning.algorithm.init_server(self._objective.initial(), learning.sites), {}
         manifest = self._checkpoints.manifest(done)
+        if done > learning.plan.rounds:
+            raise InvalidInput(
+                f"training.rounds: {learning.plan.rounds} asked for, but the run has done {done} already"
+            )
         if manifest.layout != self._objective.layout.fingerprint:
             raise InvalidInput(f"{self._folder.path}: its checkpoint is of another network")
         return self._checkpoints.state(done), manifest.lengths
@@ -203,20 +209,12 @@ class _Server:
             journals=self._journals,
         )
 
-    def _summarise(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        rounds = read_lines(self._folder.rounds, "round")
-        evaluations = read_lines(self._folder.rounds, "evaluation")
-        travelled = ledger(rounds)
-        summary = {
-            "format": FORMAT,
-            "status": status,
-            "rounds": len(rounds),
-            "planned_rounds": self._learning.plan.rounds,
-            "last_evaluation": evaluations[-1] if evaluations else None,
-            "traffic": {**asdict(travelled), "bytes": travelled.bytes, "factor": travelled.factor},
-            "incidents": len(read_lines(self._folder.path / "incidents.jsonl")),
-            "divergence": reason,
-        }
+    def _summarise(self, status: Status, divergence: Diverged | None = None) -> dict[str, Any]:
+        """As of any other run, so that whatever reads runs reads this one."""
+        learning = self._learning
+        job = Job(learning.algorithm, learning.problem(), learning.plan)
+        incidents = len(read_lines(self._folder.path / "incidents.jsonl"))
+        summary = {**summarise(self._folder, job, status, divergence), "incidents": incidents}
         write_json(self._folder.summary, summary)
         return summary
 
@@ -227,17 +225,23 @@ def _open_folder(learning: Learning, folder: RunFolder) -> str:
     privacy = None if learning.privacy is None else asdict(learning.privacy)
     if not folder.exists:
         write_json(path, {"run": uuid.uuid4().hex, "privacy": privacy})
-        write_json(folder.environment, {"format": FORMAT, **describe_environment()})
+        # without the command: it is Flower's own, and has the running app's token in it
+        write_json(folder.environment, {"format": FORMAT, **describe_environment(), "command": []})
         write_atomically(folder.config, learning.config.encode())
     folder.require()
-    if decisive(folder.config.read_text()) != decisive(learning.config):
-        raise InvalidInput(f"{folder.path}: holds a run with another configuration; choose another run-folder")
+    differences = summary_of_differences(decisive(read_text(folder.config)), decisive(learning.config))
+    if differences:
+        raise InvalidInput(
+            f"{folder.path}: holds a run with another configuration ({'; '.join(differences)}); "
+            "choose another run-folder"
+        )
     identity = read_json(path)
     if identity["privacy"] != privacy:
         raise InvalidInput(
             f"{folder.path}: holds a run with privacy {_in_words(identity['privacy'])}, now {_in_words(privacy)}: "
             "what was spent could not be told; choose another run-folder"
         )
+    write_atomically(folder.config, learning.config.encode())  # more rounds may be asked for than before
     return str(identity["run"])
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..codec import decode, encode, encoded_size
 from ..compute import compute_threads
+from ..environment import code_fingerprint
 from ..errors import Diverged, InvalidInput
 from ..messages import Broadcast
 from ..tasks import ClientObjective, NoHelper
 from ..transports.serial import run_client
-from .definition import Learning, as_samples
+from .definition import Learning, as_samples, check_samples
 from .memory import SiteMemory
 from .privacy import anonymous
 
@@ -35,6 +37,11 @@ def _work(
     run, taken, site, data = (letter.get(name) for name in ("run", "taken", "site", "broadcast"))
     if not (isinstance(run, str) and isinstance(taken, int) and isinstance(site, int) and isinstance(data, bytes)):
         raise InvalidInput("message: not a letter of a fedgloss server")
+    if letter.get("code") != code_fingerprint():
+        raise InvalidInput(
+            f"message: the server's fedgloss has the code {letter.get('code')}, this site's {code_fingerprint()} "
+            f"(version {version('fedgloss')}); install the same"
+        )
     own = node_config.get("partition-id", site)
     if own != site:
         raise InvalidInput(f"message: is for site {site}, this is site {own}")
@@ -47,6 +54,7 @@ def _work(
     with memory.locked(), compute_threads(1):
         known = memory.settle(taken, broadcast.round)
         samples = as_samples(learning.client_data(node_config), "client_data")
+        check_samples(objective, samples, learning.transform, "client_data")
         task = ClientObjective(
             objective,
             samples,

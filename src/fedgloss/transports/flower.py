@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ except ImportError as error:
     ) from None
 
 POLL = 2.0  # seconds between looks for replies
+SETTINGS = "pyproject.toml: tool.flwr.app.config"
 LINGER = 60.0  # seconds that the answers to "who are you" are waited for
 WORDS = {
     ErrorCode.MESSAGE_UNAVAILABLE: "did not answer in time",
@@ -63,13 +66,17 @@ def server_app(learning: Learning) -> ServerApp:
         if not log.handlers:
             log.addHandler(logging.StreamHandler())
         settings = context.run_config
-        minimum, max_norm, timeout, wait = (
-            _positive(settings, name) for name in ("minimum-sites", "max-norm", "timeout", "wait")
-        )
-        rules = Rules(minimum=int(minimum), max_norm=max_norm)
-        post = FlowerPost(grid, sites=learning.sites, minimum=rules.minimum, timeout=timeout, wait=wait)
-        folder = RunFolder(Path(str(settings["run-folder"])).expanduser())
         try:
+            minimum, max_norm, timeout, wait = (
+                _positive(settings, name) for name in ("minimum-sites", "max-norm", "timeout", "wait")
+            )
+            if minimum % 1:
+                raise InvalidInput(f"{SETTINGS}.minimum-sites: must be a whole number, got {minimum}")
+            rules = Rules(minimum=int(minimum), max_norm=max_norm)
+            post = FlowerPost(grid, sites=learning.sites, minimum=rules.minimum, timeout=timeout, wait=wait)
+            if not settings.get("run-folder"):
+                raise InvalidInput(f"{SETTINGS}.run-folder: say where the server keeps the run")
+            folder = RunFolder(Path(str(settings["run-folder"])).expanduser())
             with compute_threads(1):
                 summary = serve(learning, post, folder, rules)
         except (InvalidInput, TooFewSites) as error:
@@ -81,8 +88,8 @@ def server_app(learning: Learning) -> ServerApp:
 
 def _positive(settings: Mapping[str, Any], name: str) -> float:
     value = settings.get(name)
-    if not isinstance(value, int | float) or not value > 0:
-        raise InvalidInput(f"pyproject.toml: tool.flwr.app.config.{name}: must be a positive number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidInput(f"{SETTINGS}.{name}: must be a positive number, got {value!r}")
     return float(value)
 
 
@@ -110,7 +117,7 @@ class FlowerPost:
         self._timeout = timeout
         self._wait = wait
         self._nodes: dict[int, int] = {}
-        self._strangers: set[int] = set()
+        self._strangers: dict[int, str] = {}
         self._met = False
 
     def connected(self, wanted: Sequence[int]) -> set[int]:
@@ -140,8 +147,13 @@ class FlowerPost:
     def _exchange(self, messages: Mapping[int, Message], timeout: float) -> Iterator[Reply]:
         """What each that was asked replied. Replies are fetched one by one: an error names the wrong node, a liar
         could name another's letter, and what Flower cannot read must cost nobody but its sender."""
-        sent = self._grid.push_messages(list(messages.values()))
-        asked = dict(zip(messages, sent, strict=True))
+        sent = list(self._grid.push_messages(list(messages.values())))
+        asked = {}
+        for who, letter in zip_longest(messages, sent):  # fewer were sent where the SuperLink found them too large
+            if letter:
+                asked[who] = letter
+            else:  # a node that was unregistered a moment ago
+                yield Reply(who, error="could not be sent its letter")
         deadline = time.monotonic() + timeout
         while asked and time.monotonic() < deadline:
             for who, letter in list(asked.items()):
@@ -171,7 +183,7 @@ class FlowerPost:
         """Which nodes are there now, and which sites they are."""
         nodes = {node.node_id: getattr(node, "name", "") for node in self._grid.get_nodes()}
         self._nodes = {site: node for site, node in self._nodes.items() if node in nodes}
-        known = {*self._nodes.values(), *self._strangers}
+        known = set(self._nodes.values())
         unnamed = []
         for node, name in nodes.items():
             if node in known:
@@ -181,7 +193,7 @@ class FlowerPost:
                 self._admit(int(numbered[1]), node)
             elif name:
                 self._refuse(node, f"is registered as {name!r}, not as site-<number>")
-            else:
+            elif node not in self._strangers:
                 unnamed.append(node)
         if unnamed:
             questions = {
@@ -201,5 +213,6 @@ class FlowerPost:
             self._nodes[site] = node
 
     def _refuse(self, node: int, why: str) -> None:
-        log.warning("node %d %s; it takes no part", node, why)
-        self._strangers.add(node)
+        if self._strangers.get(node) != why:
+            log.warning("node %d %s; it takes no part", node, why)
+        self._strangers[node] = why

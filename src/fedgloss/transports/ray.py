@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +30,15 @@ import ray
 import torch
 from ray import cloudpickle
 from ray._private.services import canonicalize_bootstrap_address  # nothing public tells what "auto" stands for
-from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from ..algorithm import Algorithm, Dropped
 from ..compute import Precision, TorchSettings, available_cores, freed_memory_kept
@@ -64,7 +73,7 @@ SHARES = 4  # parts of an evaluation per actor: even enough, and few enough to c
 
 START_ONE = "start one with 'ray start --head', name one (HOST:PORT), or use local"
 
-LOST = (RayActorError, ObjectLostError, NodeDiedError, WorkerCrashedError)
+LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 
 log = logging.getLogger("fedgloss")
 
@@ -415,6 +424,8 @@ class RayTransport:
                     f"run.transport: {worker} cannot work ({_last_line(error)}); install the same fedgloss, and "
                     "what your own code needs, on every node of the cluster"
                 ) from error
+            except RayError as error:
+                raise WorkerLost(f"{worker} cannot work: {_last_line(error)}") from error
             worker.pending = None
             if worker.hello is None:
                 worker.hello = self._welcome(worker, reply)
@@ -475,7 +486,8 @@ class RayTransport:
             self._failed_starts += 1
             if self._failed_starts == ATTEMPTS:
                 raise WorkerLost(f"{worker}, like others before it, died while it started: {_last_line(error)}")
-        lost = WorkerLost(f"{worker} died" + (f" at {worker.job.what}" if worker.job else ""))
+        why = ", its node being out of memory" if isinstance(error, OutOfMemoryError) else ""
+        lost = WorkerLost(f"{worker} died" + (f" at {worker.job.what}" if worker.job else "") + why)
         log.warning("%s; another takes its place", lost)
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         return [(worker.index, lost)] if worker.job else []
@@ -550,11 +562,25 @@ def _terminations_kept() -> Iterator[None]:
 def _answer(worker: _Worker, reply: Any) -> Any:
     if isinstance(reply, Failed):
         assert worker.job is not None
-        return explained(reply, f"in {worker}, {worker.job.what}")
+        error = explained(reply, f"in {worker}, {worker.job.what}")
+        return _where_files_differ(error, worker) or error
     if isinstance(reply, Packed):
         update, memory = reply.open()
         return _Trained(update, memory, worker)
     return reply
+
+
+def _where_files_differ(error: Exception, worker: _Worker) -> InvalidInput | None:
+    """What to say of a file that is here and could not be read there."""
+    path = Path(str(error).partition(": ")[0])
+    if not (isinstance(error, InvalidInput) and worker.hello and path.is_absolute() and path.exists()):
+        return None
+    found = InvalidInput(
+        f"{path}: is here, but {worker.hello.node} cannot read it; have it at the same path on every node "
+        "(for what is in the cache, set FEDGLOSS_CACHE to a shared folder)"
+    )
+    found.__cause__ = error
+    return found
 
 
 def _end(worker: _Worker) -> None:
