@@ -201,7 +201,7 @@ def test_one_legend_switches_all_figures(flat: Opened) -> None:
 
 def test_measurements_are_named_by_what_they_are(flat: Opened) -> None:
     page = flat.drawn()
-    assert "FedSAM, seed 1, to fedavg-seed0" in names_drawn(page, "interpolation")
+    assert "FedSAM, seed 1, to fedavg-seed0 (barrier 0.063)" in names_drawn(page, "interpolation")
     assert names_drawn(page, "locals") == {
         "local model, own data",
         "local model, all data",

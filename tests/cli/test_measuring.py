@@ -228,6 +228,7 @@ def test_the_line_between_two_runs(call, runs: Path) -> None:
     saved = json.loads((runs / "naive" / "analysis" / "interpolation-to-fedgloss-last.json").read_text())
     assert set(saved) == {"train", "test"}
     line = from_json(Interpolation, saved["test"])
+    assert (saved["test"]["to"], saved["test"]["barrier"]) == ("fedgloss", line.barrier)
     ends = [
         read_json(RunFolder(runs / name).summary)["last_evaluation"]["metrics"] for name in ("naive", "fedgloss")
     ]

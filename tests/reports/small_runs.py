@@ -130,6 +130,8 @@ def add_analysis(run: Path, *, steepness: float, partner: str) -> None:
         "landscape-train": surface(steepness),
         f"interpolation-to-{partner}-last": {
             "train": {
+                "to": partner,
+                "barrier": 0.0625,
                 "coefficients": at.tolist(),
                 "curves": {"loss": (0.3 + (at - 0.5) ** 2).tolist(), "accuracy": (0.9 - 0.1 * at**2).tolist()},
                 "subject": SUBJECT,

@@ -267,7 +267,7 @@ def interpolate(
     """The loss on the line through two runs' models, and the barrier between them, on train and on test."""
     from ..analysis import to_json
     from ..analysis.figures import interpolation_figure
-    from ..flatness import Model, Split, Terms, line_stem, measure_interpolation
+    from ..flatness import Model, Split, Terms, described_lines, line_stem, measure_interpolation
 
     require(
         -math.inf < start < stop < math.inf,
@@ -304,8 +304,7 @@ def interpolate(
         }
         _draw(one.folder.analysis, line_stem(other, terms), pictures)
     if json:
-        lines = {split: {"barrier": curve.barrier, **to_json(curve)} for split, curve in found.items()}
-        print(json_module.dumps(to_json(lines)))
+        print(json_module.dumps(to_json(described_lines(other, found))))
         return
     table = Table("data", f"loss of {names[0]}", f"loss of {names[1]}", "barrier", box=None, pad_edge=False)
     for split, curve in found.items():

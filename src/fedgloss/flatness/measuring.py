@@ -43,6 +43,7 @@ from ..analysis import (
     save,
     spectral_density,
     surface,
+    to_json,
     trace,
     worst_case_sharpness,
 )
@@ -343,8 +344,13 @@ def measure_interpolation(
                 _keep(path, stopped.partial)
             raise Interrupted(found) from None
         _keep(path, found[one.on])
-    _write(first, line_stem(second, terms), found)
+    _write(first, line_stem(second, terms), described_lines(second, found))
     return found
+
+
+def described_lines(second: MeasuredRun, found: Mapping[Split, Interpolation]) -> dict[str, object]:
+    """Lines by their split, with where they lead and what stands in the way."""
+    return {split: {"to": second.name, "barrier": line.barrier, **to_json(line)} for split, line in found.items()}
 
 
 def line_stem(second: MeasuredRun, terms: Sequence[Terms]) -> str:

@@ -307,8 +307,10 @@ def _geometry(setting: Setting, place: Mapping[str, int]) -> dict[str, list[dict
                     found["surfaces"].append({**about, **axes, "grids": grids, "directions": content["directions"]})
                 elif m.kind == "interpolation":
                     curves = {name: _plain(curve) for name, curve in content["curves"].items()}
-                    line = {"to": results.other_end(m), "coefficients": _plain(content["coefficients"])}
-                    found["interpolations"].append({**about, **line, "curves": curves})
+                    (barrier,) = _plain(np.array([content["barrier"]]))
+                    line = {"coefficients": _plain(content["coefficients"]), "curves": curves}
+                    ends = {"to": results.other_end(m), "barrier": barrier}
+                    found["interpolations"].append({**about, **ends, **line})
                 elif m.kind == "eigenvalues":
                     final = m.subject.get("weights") == "last"
                     found["eigenvalues"].append(

@@ -119,7 +119,8 @@ def _surface(content: Mapping[str, Any]) -> dict[str, Any]:
 def _interpolation(content: Mapping[str, Any]) -> dict[str, Any]:
     places = _numbers(content["coefficients"], len(content["coefficients"]))
     curves = {str(k): _numbers(curve, len(places)) for k, curve in content["curves"].items()}
-    return {"coefficients": places, "curves": curves, "subject": _subject(content)}
+    ends = {"to": str(content.get("to", "")), "barrier": _number(content.get("barrier"))}
+    return {"coefficients": places, "curves": curves, **ends, "subject": _subject(content)}
 
 
 def _density(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -510,11 +510,13 @@ def subject_words(subject: Mapping[str, Any]) -> str:
 
 
 def other_end(line: Measurement) -> str:
-    """The run an interpolation leads to, by the name of its file.
+    """The run an interpolation leads to; an earlier version told it by the name of the file alone.
 
     >>> other_end(Measurement("interpolation", "interpolation-to-fedsam-seed0-last train", {}))
     'fedsam-seed0'
     """
+    if told := line.content.get("to"):
+        return str(told)
     file = line.name.rpartition(" ")[0] or line.name
     return file.removeprefix("interpolation-to-").removesuffix("-last").removesuffix("-average100")
 

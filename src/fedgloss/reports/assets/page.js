@@ -665,11 +665,11 @@
     const names = [...new Set(all.flatMap((one) => Object.keys(one.curves)))];
     return {
       id: "interpolation", title: "On the line between two models", log: false, choices: names.map((name) => [name, name]),
-      about: "0 is the first model, 1 the second; a hill between them is a barrier.",
+      about: "0 is the first model, 1 the second. The barrier is how far, between them, the loss rises above the straight line between their losses.",
       figure: (name, log) => {
         const several = (key) => new Set(all.map((one) => one[key])).size > 1;
         const [seeds, subjects] = ["seed", "subject"].map(several);
-        const title = (one) => plain(`${data.methods[one.method].label}${seeds ? `, seed ${one.seed},` : ""} to ${one.to}`) + (subjects ? `${narrow() ? "<br>" : ", "}${plain(one.subject)}` : "");
+        const title = (one) => plain(`${data.methods[one.method].label}${seeds ? `, seed ${one.seed},` : ""} to ${one.to}`) + (subjects ? `${narrow() ? "<br>" : ", "}${plain(one.subject)}` : "") + (name === "loss" && one.barrier !== null ? ` (barrier ${Number(one.barrier.toPrecision(2))})` : "");
         const traces = all.filter((one) => isShown(one.method) && one.curves[name]).map((one, i) => line(data.methods[one.method], {
           name: title(one), x: one.coefficients, y: one.curves[name],
           line: { color: colour(data.methods[one.method]), width: 2, dash: ["solid", "dash", "dot", "dashdot"][i % 4] }, hovertemplate: "%{x:.2f}<br>%{y:.4~g}",
