@@ -141,6 +141,17 @@ def test_a_forecast_counts_the_workers_of_the_device(
     assert counted == [workers, workers]
 
 
+@pytest.mark.parametrize("options", [[], ["--keep-every", "4"]], ids=["newest", "kept"])
+def test_a_plan_foresees_the_disk(call, here: Path, options: list[str]) -> None:
+    command = ["digits", "--method", "feddyn", "--rounds", "12", *options, *QUICK]
+    foreseen = json.loads(call("plan", *command, "--json").out)
+    call("run", *command, "--out", "run", "--quiet")
+    vectors = sum(path.stat().st_size for path in (here / "run").rglob("*.safetensors"))
+    assert foreseen["disk"] == pytest.approx(vectors, rel=0.2)
+    evaluations = read_lines(here / "run" / "rounds.jsonl", "evaluation")
+    assert foreseen["evaluations"] == len(evaluations)
+
+
 def test_compare_prints_one_table_and_reads_finished_runs(call, here: Path) -> None:
     command = ["compare", "digits", "--methods", "fedavg,fedsam,fedgloss", "--clients", "sgd,sam", "--seeds", "0,1"]
     command += ["--rounds", "4", "--jobs", "1", "--out", "cmp", *QUICK[:-2]]
@@ -258,6 +269,36 @@ def test_show_list_and_doctor(call) -> None:
     facts = json.loads(call("doctor", "--json").out)
     assert facts["data"]["digits"]
     assert facts["torch"] == torch.__version__
+
+
+def test_every_value_says_where_it_comes_from(call, here: Path) -> None:
+    (here / "mine.toml").write_text('preset = "cifar10-cnn"\n[local]\nlr = 0.5\n')
+    options = ["--method", "fedgloss", "--alpha", "1", "--fidelity", "released", "--set", "training.cohort=7"]
+    origins = {line.split()[0]: line for line in call("show", "mine.toml", *options).out.splitlines()}
+    for key, origin in {
+        "local.lr": "mine.toml",
+        "local.epochs": "preset cifar10-cnn",
+        "algorithm.name": "--method",
+        "algorithm.beta": "chosen for fedgloss",
+        "algorithm.client": "default",
+        "algorithm.dual": "fidelity released",
+        "data.alpha": "--alpha",
+        "data.clients": "no setting of split official",
+        "fidelity": "--fidelity",
+        "training.cohort": "--set",
+        "training.seed": "default",
+    }.items():
+        assert origins[key].rstrip().endswith(f" {origin}"), origins[key]
+    wrapped = resolve("cifar10-cnn", {"algorithm.name": "wima", "algorithm.inner.name": "fedprox"})
+    assert wrapped.origins["algorithm.inner.mu"] == "chosen for fedprox"
+    assert ("algorithm.name", "fedavg", "default") in resolve("cifar10-cnn").rows()
+
+
+@pytest.mark.parametrize("name", ["mine.toml", "default.toml", "presets.toml"])
+def test_what_a_file_is_called_does_not_matter(name: str, here: Path) -> None:
+    (here / name).write_text('\ufeffpreset = "digits"\n[data]\nalpha = 0.5\n')  # with the mark of some editors
+    data = resolve(name).config.data
+    assert (data.split, data.alpha, data.classes_per_client) == ("hsu", 0.5, None)
 
 
 def test_a_split_and_its_settings_from_different_layers() -> None:

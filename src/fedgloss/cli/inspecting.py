@@ -18,7 +18,7 @@ from ..algorithms import METHODS
 from ..config import presets
 from ..errors import InvalidInput
 from ..records import RunFolder, read_json
-from .options import Asked, Json, Source, configurable
+from .options import KEYS, Asked, Json, Source, configurable
 from .tables import CROSS, size
 
 EXTRAS = {
@@ -61,7 +61,9 @@ def show(source: Source, asked: Asked, json: Json = False) -> None:
         print(json_module.dumps(resolved.config.model_dump(mode="json"), indent=2))
         return
     table = Table("key", "value", "from", box=None, pad_edge=False)
+    flags = {key: f"--{name.replace('_', '-')}" for name, (key, _) in KEYS.items()}
     for key, value, origin in resolved.rows():
+        origin = flags[key] if origin == "option" else origin
         shown = "-" if value is None else json_module.dumps(value)
         table.add_row(*map(escape, (key, shown, origin)), style="dim" if origin == "default" else None)
     Console().print(table)

@@ -24,7 +24,7 @@ def _methods(incomplete: str) -> list[str]:
 
 
 def number_or_text(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text
 
 
 Source = Annotated[
