@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,15 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from cli.command import Answer, fedgloss
+from rich.console import Console
 from safetensors.torch import load_file
 
 from fedgloss.cli.comparing import Cell, execution_of, shares
 from fedgloss.cli.planning import duration
+from fedgloss.cli.progress import ShowProgress
 from fedgloss.cli.reproducing import forecast_of
 from fedgloss.cli.tables import accuracy_cell, percent, size
 from fedgloss.config import Config, bytes_of, flatten, resolve, to_toml
@@ -219,6 +224,15 @@ def test_two_processes_share_a_sweep(here: Path) -> None:
     assert max(len(json.loads(out)["trials"]) for out, _ in answers) == 4
 
 
+def test_a_sweep_is_kept_in_a_folder_of_any_name(call, here: Path) -> None:
+    pytest.importorskip("optuna")
+    call(
+        "sweep", "digits", "--grid", "local.lr=0.1", "--rounds", "1", "--out", "a?b%20 [c]#d", "--quiet", *QUICK[:2]
+    )
+    assert [path.name for path in here.iterdir()] == ["a?b%20 [c]#d"]
+    assert (here / "a?b%20 [c]#d" / "sweep.db").is_file()
+
+
 def test_export_loads_into_the_module_in_two_lines(call, here: Path) -> None:
     call("run", "digits", "--rounds", "2", "--out", "run", "--workers", "1", "--set", "local.batch_size=72")
     call("export", "run", "--to", "model.safetensors")
@@ -253,6 +267,9 @@ def test_runs_lists_and_deletes(call, here: Path) -> None:
     states = {row["run"]: row["state"] for row in rows}
     assert states["digits-fedavg-shards-seed0"] == "finished"
     assert "unreadable" in states["broken"]
+    (here / "runs" / "digits-fedavg-shards-seed0" / "summary.json").unlink()  # as after kill -9
+    killed = json.loads(call("runs", "--json").out)[1]
+    assert (killed["state"], killed["rounds"]) == ("unfinished", "2/2")
     (here / "runs" / "digits-fedavg-shards-seed0" / "summary.json").write_text('{"status": "finished"}')
     assert "is not a run's summary" in json.loads(call("runs", "--json").out)[1]["state"]
     call("runs", "--delete", "digits-fedavg-shards-seed0", "--yes")
@@ -324,17 +341,60 @@ def test_brackets_in_names_are_shown_as_they_are(call, here: Path) -> None:
     assert '"[bold]mine"' in call("show", "digits", "--set", "run.note=[bold]mine").out
 
 
-def test_completion_is_offered(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run cifar10-", ["cifar10-cnn", "cifar10-resnet18"]),
+        ("run digits --method fedg", ["fedgamma", "fedgloss"]),
+        ("run digits --client s", ["sgd", "sam"]),
+        ("run digits --split d", ["dirichlet"]),
+        ("run digits --fidelity r", ["released"]),
+        ("compare digits --methods fedavg,fedgl", ["fedavg,fedgloss"]),
+    ],
+)
+def test_completion_is_offered(typed: str, offered: list[str], here: Path) -> None:
     environment = {
         **os.environ,
         "_FEDGLOSS_COMPLETE": "complete_bash",
-        "COMP_WORDS": "fedgloss run cifar10-",
-        "COMP_CWORD": "2",
-        "_TYPER_COMPLETE_ARGS": "fedgloss run cifar10-",
+        "COMP_WORDS": f"fedgloss {typed}",
+        "COMP_CWORD": str(len(typed.split())),
     }
     script = Path(sys.executable).with_name("fedgloss")
     done = subprocess.run([script], env=environment, capture_output=True, text=True)
-    assert "cifar10-cnn" in done.stdout
+    assert done.stdout.split() == offered
+
+
+def test_ctrl_c_while_the_program_loads_is_no_traceback(here: Path) -> None:
+    """Importing torch takes a second or two, in which nothing listens yet."""
+    press = "import sys, signal; sys.meta_path.insert(0, type('Press', (), {'find_spec': staticmethod("
+    press += (
+        "lambda name, *rest: signal.raise_signal(signal.SIGINT) if name == 'fedgloss.cli.commands' else None)}))"
+    )
+    command = f"{press}; from fedgloss.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_bar_gives_the_terminal_back_however_the_run_ends() -> None:
+    written = io.StringIO()
+    plan = types.SimpleNamespace(rounds=5)
+    with suppress(KeyboardInterrupt), ShowProgress(Console(file=written, force_terminal=True), "run") as shown:
+        shown.started(types.SimpleNamespace(plan=plan), 0, [])
+        raise KeyboardInterrupt
+    hidden, visible = "\x1b[?25l", "\x1b[?25h"
+    assert 0 <= written.getvalue().rfind(hidden) < written.getvalue().rfind(visible)
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard"])
+def test_figures_are_tracked_under_what_they_were_measured_on(call, here: Path, tracker: str) -> None:
+    pytest.importorskip(tracker)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    judged = ["--set", "data.validation=0.2", "--set", "training.evaluate_on=validation"]
+    call("run", "digits", "--rounds", "2", "--out", "run", "--track", tracker, *judged, *QUICK)
+    names = EventAccumulator(str(here / "run" / tracker)).Reload().Tags()["scalars"]
+    assert "validation/accuracy" in names
+    assert not any(name.startswith("test/") for name in names)
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard"])
