@@ -250,6 +250,22 @@ def test_export_loads_into_the_module_in_two_lines(call, here: Path) -> None:
     assert float(right) == pytest.approx(last, abs=1e-9)
 
 
+def test_tied_weights_are_exported_under_each_of_their_names(call, here: Path) -> None:
+    (here / "tied_network.py").write_text(
+        "from torch import nn\n"
+        "def make(shape, classes):\n"
+        "    first, second = nn.Linear(classes, classes), nn.Linear(classes, classes)\n"
+        "    second.weight = first.weight\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(1024, classes), first, second)\n"
+    )
+    options = ["--set", "model.name=tied_network:make", "--workers", "1"]
+    call("run", "digits", "--rounds", "1", "--out", "run", *options)
+    call("export", "run", "--to", "model.safetensors")
+    found = load_file("model.safetensors")
+    assert torch.equal(found["2.weight"], found["3.weight"])
+    assert not torch.equal(found["2.bias"], found["3.bias"])
+
+
 def test_initial_weights_from_a_file(call, here: Path) -> None:
     call("run", "digits", "--rounds", "3", "--out", "one", *QUICK)
     call("export", "one", "--to", "start.safetensors")
