@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from .codec import decode, encode
+from .environment import code_fingerprint
 from .errors import InvalidInput, require
 from .files import write_atomically
 from .messages import ServerState
@@ -43,6 +44,8 @@ class Manifest:
     layout: str
     config: str
     lengths: Mapping[str, NonNegativeInt]
+    studied: bool = False  # kept for studies over time, whatever is asked for later
+    code: str = ""
     format: int = FORMAT
 
 
@@ -54,6 +57,7 @@ class Checkpoints:
         self.keep_every = keep_every
         self._versions = folder.clients / "versions.jsonl"
         self._journal: Journal | None = None
+        self._studied: set[int] = set()
 
     def rounds(self) -> list[int]:
         """The rounds done at each whole checkpoint, in order."""
@@ -115,6 +119,7 @@ class Checkpoints:
         self.folder.clients.mkdir(parents=True, exist_ok=True)
         length = 0 if done is None else self.manifest(done).lengths["versions"]
         self._journal = Journal(self._versions, length)
+        self._studied = {d for d in self.rounds() if self._is_due(d) or self.manifest(d).studied}
 
     def save(
         self,
@@ -134,7 +139,11 @@ class Checkpoints:
         write_atomically(self._path(state.round, "safetensors"), encode(state))
         lengths = {name: journal.sync() for name, journal in journals.items()}
         lengths["versions"] = self._journal.sync()
-        write_json(self._path(state.round, "json"), asdict(Manifest(state.round, layout, config, lengths)))
+        if self._is_due(state.round):
+            self._studied.add(state.round)
+        studied = state.round in self._studied
+        manifest = Manifest(state.round, layout, config, lengths, studied, code_fingerprint())
+        write_json(self._path(state.round, "json"), asdict(manifest))
         kept = [done for done in self.rounds() if self._is_kept(done, state.round)]
         for done in set(self.rounds()) - set(kept):
             self._path(done, "json").unlink()
@@ -156,8 +165,10 @@ class Checkpoints:
 
     def _is_kept(self, done: int, newest: int) -> bool:
         # the one before the newest stays too when it is the round before: local models are recomputed from it
-        studied = self.keep_every is not None and done % self.keep_every == 0
-        return done >= newest - 1 or studied
+        return done >= newest - 1 or done in self._studied
+
+    def _is_due(self, done: int) -> bool:
+        return self.keep_every is not None and done % self.keep_every == 0
 
     def _path(self, done: int, suffix: str) -> Path:
         return self.folder.checkpoints / f"{done:08d}.{suffix}"

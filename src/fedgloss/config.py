@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,9 @@ from .files import read_text
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+LARGEST = 2**63 - 1  # TOML's own limit for whole numbers
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class Section(BaseModel):
@@ -95,7 +97,7 @@ class RunSection(Section):
     workers: Count | Literal["auto"] = "auto"
     on_failure: Literal["redo", "drop", "stop"] = "redo"
     device: str = "cpu"
-    client_memory: Annotated[str, Field(pattern=r"^\d+(\.\d+)?\s*[KMGT]?i?B?$")] | None = None
+    client_memory: Annotated[str, Field(pattern=r"^\d{1,18}(\.\d+)?\s*[KMGT]?i?B?$")] | None = None
     checkpoint_seconds: NotNegative = 60.0
     keep_every: Count | None = None
     note: str | None = None
@@ -147,29 +149,27 @@ def resolve(
     An option is a key and its value, or None where it was not given.
     """
     given = [parse_setting(text) for text in settings]
-    preset, file = _source(source)
-    layers: list[tuple[str, dict[str, Any]]] = []
-    if preset is not None:
-        layers.append((f"preset {preset}", _preset(preset)))
-    if file is not None:
-        layers.append((str(file), _read_toml(file)))
-    layers.append(("option", _nested({k: v for k, v in (options or {}).items() if v is not None})))
-    layers.append(("--set", _nested(dict(given))))
-    chosen = _chosen_for_the_method(layers)
-    at = 1 if preset is not None else 0
-    layers[at:at] = chosen
+    preset, own = _source(source)
+    shipped, tables = _preset(preset)
+    ours = f"preset {preset}"
+    layers = [
+        (ours, shipped),
+        (str(source), own),
+        ("option", _nested({k: v for k, v in (options or {}).items() if v is not None})),
+        ("--set", _nested(dict(given))),
+    ]
+    layers[1:1] = _chosen_for_the_method(layers, tables)
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, layer in layers:
-        content = {k: v for k, v in layer.items() if k not in ("summary", "methods", "preset")}
-        _merge(merged, content)
-        origins |= {key: origin for key, _ in flatten(content)}
-    _reconcile_the_split(merged, origins)
+        _merge(merged, layer)
+        origins |= {key: origin for key, _ in flatten(layer)}
+    _reconcile_the_split(merged, origins, ours)
     return Resolved(_validate(merged, origins), origins)
 
 
-def _reconcile_the_split(merged: dict[str, Any], origins: dict[str, str]) -> None:
-    """A split and its settings may come from different layers: what the user asked for wins.
+def _reconcile_the_split(merged: dict[str, Any], origins: dict[str, str], ours: str) -> None:
+    """A split and its settings may come from different layers: what the user asked for wins over ``ours``.
 
     ``--alpha`` over a preset whose split has no alpha means the split that has one, and a preset's alpha means
     nothing once the user asked for a split without. Settings of the user's that do not fit stay, to be refused.
@@ -179,7 +179,7 @@ def _reconcile_the_split(merged: dict[str, Any], origins: dict[str, str]) -> Non
         return
 
     def by_user(key: str) -> bool:
-        return not origins.get(f"data.{key}", "default").startswith(("preset", "default"))
+        return origins.get(f"data.{key}", ours) != ours
 
     def taken(key: str) -> bool:
         split = SPLITS[data["split"]]
@@ -190,6 +190,7 @@ def _reconcile_the_split(merged: dict[str, Any], origins: dict[str, str]) -> Non
     for key in ("clients", "alpha", "classes_per_client"):
         if not taken(key) and not by_user(key):
             data[key] = None
+            origins[f"data.{key}"] = f"no setting of split {data['split']}"
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -255,6 +256,8 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, float):
+        return repr(value)  # TOML's nan and inf are Python's
     return _text(value) if isinstance(value, str) else json.dumps(value)
 
 
@@ -263,36 +266,41 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def _source(source: str | Path | None) -> tuple[str | None, Path | None]:
+def _source(source: str | Path | None) -> tuple[str | None, dict[str, Any]]:
+    """The preset to start from, and what a file of the user's says over it."""
     if source is None:
-        return None, None
+        return None, {}
     known = presets()
     if str(source) in known:
-        return str(source), None
+        return str(source), {}
     path = Path(source)
-    if path.is_file():
-        inherits = _read_toml(path).get("preset")
-        if inherits is not None and str(inherits) not in known:
-            raise InvalidInput(f"{path}: preset: {_unknown(str(inherits), known, 'preset')}")
-        return inherits, path
-    if path.suffix == ".toml" or path.parent != Path():
-        raise InvalidInput(f"{path}: no such file")
-    raise InvalidInput(f"{source}: {_unknown(str(source), known, 'preset')}; or give a .toml file")
+    if not os.path.exists(path):  # not Path's own: it raises at a name that is too long
+        if path.suffix == ".toml" or path.parent != Path():
+            raise InvalidInput(f"{path}: no such file")
+        raise InvalidInput(f"{source}: {_unknown(str(source), known, 'preset')}; or give a .toml file")
+    own = _read_toml(path)
+    preset = own.pop("preset", None)
+    if preset is not None and str(preset) not in known:
+        raise InvalidInput(f"{path}: preset: {_unknown(str(preset), known, 'preset')}")
+    return preset, own
 
 
-def _preset(name: str) -> dict[str, Any]:
-    return tomllib.loads((resources.files("fedgloss") / "presets" / f"{name}.toml").read_text())
+def _preset(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A preset's values, and what it chose for each method."""
+    if name is None:
+        return {}, {}
+    content = tomllib.loads((resources.files("fedgloss") / "presets" / f"{name}.toml").read_text())
+    tables = content.pop("methods", {})
+    del content["summary"]
+    return content, tables
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    text = read_text(path)
+    text = read_text(path).removeprefix("\ufeff")  # the mark some editors put before UTF-8
     try:
-        content = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: is not TOML: {error}") from None
-    for name in {"methods", "summary"} & content.keys():  # what only our presets say of themselves
-        raise InvalidInput(f"{path}: {name}: unknown key")
-    return content
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,22 +335,22 @@ def _last(layers: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> Any:
 
 
 def _chosen_for_the_method(
-    layers: Sequence[tuple[str, Mapping[str, Any]]],
+    layers: Sequence[tuple[str, Mapping[str, Any]]], tables: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, dict[str, Any]]]:
     """What the preset chose for the method asked for, and what the fidelity implies for it."""
     name = _last(layers, "algorithm", "name") or "fedavg"
     if not isinstance(name, str) or name not in METHODS:
-        raise InvalidInput(f"algorithm.name: {_unknown(str(name), METHODS, 'method')}")
-    tables = _last(layers, "methods") or {}
-    chosen = {"name": name, **tables.get(name, {})}
+        return []  # to be refused, with all that is wrong beside
     inside = _last(layers, "algorithm", "inner", "name") or "fedavg"
-    if METHODS[name].wraps:
-        chosen["inner"] = {"name": inside, **(tables.get(inside, {}) if isinstance(inside, str) else {})}
-    found = [(f"chosen for {name}", {"algorithm": chosen})]
-    fidelity = _last(layers, "fidelity") or "paper"
-    if fidelity == "released":
+    wraps = METHODS[name].wraps and isinstance(inside, str) and inside in METHODS
+    found: list[tuple[str, dict[str, Any]]] = []
+    if name in tables:
+        found.append((f"chosen for {name}", {"algorithm": dict(tables[name])}))
+    if wraps and inside in tables:
+        found.append((f"chosen for {inside}", {"algorithm": {"inner": dict(tables[inside])}}))
+    if _last(layers, "fidelity") == "released":
         implied = _implied(name)
-        if METHODS[name].wraps and isinstance(inside, str) and inside in METHODS and (within := _implied(inside)):
+        if wraps and (within := _implied(inside)):
             implied["inner"] = within
         content: dict[str, Any] = {"algorithm": implied} if implied else {}
         if str(_last(layers, "data", "name")).startswith("cifar"):
@@ -376,13 +384,13 @@ def _validate_method(
     """The method's hyper-parameters, completed with its defaults."""
     name = given.pop("name", "fedavg")
     if not isinstance(name, str) or name not in METHODS:
-        problems.append(f"{place}.name: {_unknown(str(name), METHODS, 'method')}")
+        problems.append(f"{_where(f'{place}.name', origins)}: {_unknown(str(name), METHODS, 'method')}")
         return {"name": name}
     inner = given.pop("inner", None)
     model = _method_model(name)
     if "client" in given and "client" not in model.model_fields:
         del given["client"]
-        problems.append(_fixed_client(name, place))
+        problems.append(f"{_where(f'{place}.client', origins)}: {_fixed_client(name)}")
     try:
         checked = model.model_validate(given).model_dump()
     except ValidationError as error:
@@ -391,9 +399,10 @@ def _validate_method(
     if METHODS[name].wraps and isinstance(inner, Mapping | None):
         checked["inner"] = _validate_method(dict(inner or {}), f"{place}.inner", problems, origins)
     elif METHODS[name].wraps:
-        problems.append(f"{place}.inner: is a section; the method inside is {place}.inner.name, got {inner!r}")
+        where = _where(f"{place}.inner", origins)
+        problems.append(f"{where}: is a section; the method inside is {place}.inner.name, got {inner!r}")
     elif inner is not None:
-        problems.append(f"{place}.inner: {name} wraps no other method")
+        problems.append(f"{_where(f'{place}.inner', origins)}: {name} wraps no other method")
     return {"name": name, **checked}
 
 
@@ -403,7 +412,7 @@ _RANGES: Mapping[str, Any] = {
     "beta": Positive,
     "mu": NotNegative,
     "mix": Annotated[float, Field(ge=0, le=1)],
-    "warm_up": Annotated[int, Field(ge=0)],
+    "warm_up": Annotated[int, Field(ge=0, le=LARGEST)],
     "server_lr": Positive,
     "momentum": Share,
     "b1": Share,
@@ -412,7 +421,7 @@ _RANGES: Mapping[str, Any] = {
     "tau": Positive,
     "offset": NotNegative,
     "window": Count,
-    "start": Annotated[int, Field(ge=0)],
+    "start": Annotated[int, Field(ge=0, le=LARGEST)],
     "cycle": Count,
     "low": Positive,
     "mean_size": Positive | None,
@@ -430,7 +439,7 @@ def _method_model(name: str) -> type[BaseModel]:
     return model
 
 
-def _fixed_client(name: str, place: str) -> str:
+def _fixed_client(name: str) -> str:
     alternatives = {
         "fedavg": "FedAvg with SAM clients is fedsam",
         "fedsam": "FedSAM with SGD clients is fedavg",
@@ -439,7 +448,13 @@ def _fixed_client(name: str, place: str) -> str:
     }
     reason = alternatives.get(name, f"{name} fixes its clients' optimiser")
     free = ", ".join(n for n, method in METHODS.items() if method.takes_client)
-    return f"{place}.client: {reason}; methods that take a client are {free}"
+    return f"{reason}; methods that take a client are {free}"
+
+
+def _where(key: str, origins: Mapping[str, str]) -> str:
+    """A key, after the file it came from if it did."""
+    origin = origins.get(key) or next((o for k, o in origins.items() if k.startswith(f"{key}.")), "")
+    return f"{origin}: {key}" if origin and origin not in ("option", "--set") else key
 
 
 def _explain(error: Mapping[str, Any], model: type[BaseModel], origins: Mapping[str, str], prefix: str = "") -> str:
@@ -447,16 +462,15 @@ def _explain(error: Mapping[str, Any], model: type[BaseModel], origins: Mapping[
     parts = [str(p) for p in error["loc"] if not (isinstance(p, str) and p.startswith(("function-", "literal[")))]
     parts = [p for p in parts if p not in ("int", "float", "str", "constrained-str", "constrained-int")]
     key = ".".join([prefix, *parts] if prefix else parts)
-    origin = origins.get(key) or next((o for k, o in origins.items() if k.startswith(f"{key}.")), "")
-    where = f"{origin}: " if origin and origin not in ("option", "--set") else ""
+    where = _where(key, origins)
     if error["type"] == "extra_forbidden":
-        return f"{where}{key}: unknown key; {_hint(parts, model)}"
+        return f"{where}: unknown key; {_hint(parts, model)}"
     if error["type"] == "missing":
-        return f"{where}{key}: is needed"
+        return f"{where}: is needed"
     value = error.get("input")
     shown = f", got {value!r}" if not isinstance(value, Mapping | list) else ""
     message = str(error["msg"])[:1].lower() + str(error["msg"])[1:]
-    return f"{where}{key}: {message}{shown}"
+    return f"{where}: {message}{shown}"
 
 
 def _hint(parts: Sequence[str], model: type[BaseModel]) -> str:

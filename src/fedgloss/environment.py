@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-DECIDES_BITS = ("torch", "numpy", "instruction_set", "onednn_isa", "machine", "precision")
+DECIDES_BITS = ("torch", "numpy", "instruction_set", "onednn_isa", "machine", "precision", "code")
 
 
 @cache

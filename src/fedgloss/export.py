@@ -54,7 +54,9 @@ def run_model(folder: RunFolder, *, average: bool = False) -> nn.Module:
 def export_model(folder: RunFolder, path: Path, *, average: bool = False) -> int:
     """Write the model's state dict as safetensors or, for ``.pt``, with ``torch.save``; returns the rounds it has
     seen."""
-    state = {name: tensor.contiguous() for name, tensor in run_model(folder, average=average).state_dict().items()}
+    weights = run_model(folder, average=average).state_dict()
+    plain = torch.contiguous_format
+    state = {name: tensor.clone(memory_format=plain) for name, tensor in weights.items()}  # tied ones, one each
     for name, tensor in state.items():
         if not tensor.isfinite().all():
             raise InvalidInput(f"{folder.path}: its weights {name!r} hold a NaN or infinity: no model to export")

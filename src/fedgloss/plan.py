@@ -89,8 +89,16 @@ def forecast(job: Job, local: LocalTraining, execution: Execution, workers: int)
     cohorts = [len(plan.sampling.cohort(federation.population, plan.seed, t)) for t in range(20)]
     cohort = float(np.mean(cohorts))
     waves = float(np.mean([_waves(size, workers) for size in cohorts]))
-    visited = federation.population * (1 - (1 - cohort / federation.population) ** plan.rounds)
-    remembered = int(visited * _size(memory))
+
+    def remembered_after(rounds: int) -> int:
+        visited = federation.population * (1 - (1 - cohort / federation.population) ** rounds)
+        return int(visited * _size(memory))
+
+    remembered = remembered_after(plan.rounds)
+    every = min(execution.keep_every or plan.rounds, plan.rounds)
+    versions = plan.rounds // every * remembered_after(every) + int(cohort * _size(memory))
+    states = 2 + (plan.rounds // every if execution.keep_every else 0)
+    tail = 8 * objective.layout.size  # the sum of the last models, in float64
     held = remembered if execution.client_memory is None else min(remembered, execution.client_memory)
     return Forecast(
         parameters=objective.layout.size,
@@ -99,10 +107,10 @@ def forecast(job: Job, local: LocalTraining, execution: Execution, workers: int)
         rounds=plan.rounds,
         workers=workers,
         seconds_per_round=waves * (brief + (steps - short) * seconds_per_step),
-        evaluations=sum(plan.evaluates(done) for done in range(1, plan.rounds + 1)),
+        evaluations=plan.evaluation_window + (plan.rounds - plan.evaluation_window) // plan.eval_every,
         seconds_per_evaluation=seconds_per_evaluation / workers,
         memory=_peak_memory() * (workers + 1) + held,
-        disk=remembered + 2 * _size(state),
+        disk=versions + states * _size(state) + 2 * tail,
         bytes_down=int(watch.down.bytes * cohort * plan.rounds),
         bytes_up=int(watch.up.bytes * cohort * plan.rounds),
     )
@@ -161,8 +169,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _seconds_to_evaluate(job: Job, objective: Objective, state: ServerState) -> float:
-    federation = job.problem.federation
-    judged = federation.test if job.evaluate_on == "test" else federation.validation
+    federation, judged = job.problem.federation, job.judged
     if judged is None:
         return 0.0
     few = Subset(judged, np.arange(min(EVALUATION_BATCH, len(judged)), dtype=np.int64))

@@ -136,6 +136,8 @@ def read_lines(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
             line = json.loads(text)
         except (ValueError, RecursionError):
             raise InvalidInput(f"{path}: line {number} is not JSON") from None
+        if not isinstance(line, dict):
+            raise InvalidInput(f"{path}: line {number} is not a JSON object")
         if kind is None or line.get("type") == kind:
             found.append(line)
     return found

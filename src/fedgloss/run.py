@@ -17,6 +17,7 @@ from .algorithm import Algorithm
 from .algorithms import TailAverage
 from .checkpoint import Checkpoints, summary_of_differences
 from .costs import ledger
+from .data import Samples
 from .data.statistics import portrait
 from .environment import describe_environment, differing_environment
 from .errors import Diverged, InvalidInput
@@ -61,6 +62,12 @@ class Job:
     config: str = ""
     evaluate_on: Literal["test", "validation"] = "test"
     client_accuracy: bool = False
+
+    @property
+    def judged(self) -> Samples | None:
+        """What the model is evaluated on."""
+        federation = self.problem.federation
+        return federation.test if self.evaluate_on == "test" else federation.validation
 
     @property
     def fingerprint(self) -> str:
@@ -138,6 +145,8 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
     job.plan.sampling.check(job.problem.federation.population)
     with disk_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
+        if not folder.vacant and not folder.exists:  # before the lock, which would leave its file there
+            raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
     with folder.locked():
         if execution.transport == "local" and usable_workers(execution.workers, job.problem.device) > 1:
             prepare_workers()
@@ -146,9 +155,12 @@ def execute(job: Job, folder: RunFolder, execution: Execution, trackers: Sequenc
         algorithm = TailAverage(job.algorithm, first=job.plan.rounds - job.plan.evaluation_window)
         state, lengths = _starting_point(job, algorithm, objective, checkpoints)
         with closing(checkpoints), _open_journals(folder, lengths) as journals:
+            notices += _another_length(job, state, folder)
             store = _open_store(folder, checkpoints, objective, execution, state.round if lengths else None)
             with disk_errors(folder.path):
                 write_atomically(folder.config, job.config.encode())  # more rounds may be asked for than before
+                if state.round < job.plan.rounds:
+                    folder.summary.unlink(missing_ok=True)  # it speaks of an end that is none any more
             loop = _Loop(job, algorithm, objective, execution, checkpoints, store, journals, list(trackers))
             for tracker in trackers:
                 tracker.started(job, state.round, notices)
@@ -187,7 +199,6 @@ class _Loop:
 
     def run(self, state: ServerState) -> tuple[Status, Diverged | None]:
         job, federation = self.job, self.job.problem.federation
-        judged = federation.test if job.evaluate_on == "test" else federation.validation
         interruption = Interruption()
         with (
             interruption.handled(),
@@ -210,10 +221,11 @@ class _Loop:
                 return found | client_spread(per_client, job.problem.metrics) if per_client else found
 
             transport, layout = simulation.transport, self.objective.layout
+            judged = None if job.judged is None else judge
             self._save(state)
             last_save = started = time.monotonic()
             try:
-                for step in steps(self.algorithm, job.plan, state, transport, layout, judge if judged else None):
+                for step in steps(self.algorithm, job.plan, state, transport, layout, judged):
                     now = time.monotonic()
                     self._record(step, now - started)
                     state, started = step.state, now
@@ -275,8 +287,6 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
     left = notes.get("left out")
     notices = [f"trains without {left['missing']} missing and {left['corrupt']} corrupt pictures"] if left else []
     if not folder.exists:
-        if not folder.vacant:
-            raise InvalidInput(f"{folder.path}: exists and is not a run; choose another --out")
         with disk_errors(folder.path):
             write_json(folder.environment, {"format": FORMAT, **environment, "data": notes})
             write_atomically(folder.federation, json.dumps(portrait(job.problem.federation)).encode())
@@ -301,7 +311,7 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
         notices.append("the last line of rounds.jsonl was torn by a crash and is dropped")
     changed = differing_environment(read_json(folder.environment), environment)
     if changed:
-        notices.append(f"this machine may give other last bits: {'; '.join(changed)}")
+        notices.append(f"this machine or code may give other last bits: {'; '.join(changed)}")
     return notices
 
 
@@ -314,13 +324,37 @@ def _starting_point(
         return algorithm.init_server(objective.initial(), job.problem.federation.population), {}
     manifest = checkpoints.manifest(done)
     if done > job.plan.rounds:
-        raise InvalidInput(f"training.rounds: {job.plan.rounds} asked for, but the run has done {done} already")
+        raise InvalidInput(
+            f"{checkpoints.folder.path}: training.rounds: {job.plan.rounds} asked for, but the run has done {done} "
+            "already"
+        )
     if manifest.config != job.fingerprint:
         config = checkpoints.folder.config
         raise InvalidInput(f"{config}: was changed after the run's checkpoint was made; put it back as it was")
     if manifest.layout != objective.layout.fingerprint:
         raise InvalidInput(f"{checkpoints.folder.path}: its checkpoint is of another network")
     return on_device(checkpoints.state(done), objective.device), manifest.lengths
+
+
+def _another_length(job: Job, state: ServerState, folder: RunFolder) -> list[str]:
+    """What a run that began with another number of rounds in view cannot have; returns what the user should know.
+
+    Its rounds are the same, but the last ones, which are reported, had not all been known as the last.
+    """
+    first = job.plan.rounds - job.plan.evaluation_window
+    if state.round <= first:
+        return []
+    evaluated = {line["rounds"] for line in read_lines(folder.rounds, "evaluation")}
+    missed = [done for done in range(first + 1, state.round + 1) if done not in evaluated]
+    if missed and job.judged is not None:
+        raise InvalidInput(
+            f"{folder.path}: training.rounds: {job.plan.rounds} asked for, of which the last "
+            f"{job.plan.evaluation_window} are reported, but the run has gone past round {missed[0]} without an "
+            "evaluation; ask for more rounds"
+        )
+    if state.scalars.get("tail_first") != first:
+        return ["the mean of the last models (--average) cannot be had: they were not known to be the last ones"]
+    return []
 
 
 def _open_store(

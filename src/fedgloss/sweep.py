@@ -137,6 +137,7 @@ def search(
 def _open_study(out: Path, described: str) -> optuna.Study:
     """The trials of this sweep so far; another configuration or other values are another study in the same file."""
     import optuna
+    from sqlalchemy import URL
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -149,7 +150,7 @@ def _open_study(out: Path, described: str) -> optuna.Study:
         try:
             study = optuna.create_study(
                 study_name=hashlib.sha256(described.encode()).hexdigest()[:12],
-                storage=f"sqlite:///{file}",
+                storage=URL.create("sqlite", database=str(file)).render_as_string(),  # any name, %, ? and # too
                 direction="maximize",
                 load_if_exists=True,
             )

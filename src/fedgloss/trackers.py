@@ -19,8 +19,8 @@ from .run import Job, Tracker
 from .training import Step
 
 
-def figures(step: Step) -> Iterator[tuple[str, float]]:
-    """A step's numbers under the names trackers show."""
+def figures(step: Step, judged: str) -> Iterator[tuple[str, float]]:
+    """A step's numbers under the names trackers show; ``judged`` is what the model is evaluated on."""
     record = step.round
     yield "train/loss", record.loss
     yield "train/mean_delta_norm", record.mean_delta_norm
@@ -32,7 +32,7 @@ def figures(step: Step) -> Iterator[tuple[str, float]]:
     yield "bytes/up", float(record.up.bytes)
     if step.evaluation is not None:
         for name, value in step.evaluation.metrics.items():
-            yield f"test/{name}", value
+            yield f"{judged}/{name}", value
 
 
 class TensorBoard:
@@ -46,11 +46,12 @@ class TensorBoard:
         self._open: Callable[[], Any] = lambda: SummaryWriter(str(folder / "tensorboard"))
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
+        self._judged = job.evaluate_on
         self._writer = self._open()
         self._writer.add_text("config", f"```toml\n{job.config}```", done)
 
     def stepped(self, step: Step, seconds: float) -> None:
-        for name, value in figures(step):
+        for name, value in figures(step, self._judged):
             self._writer.add_scalar(name, value, step.round.round + 1)
 
     def ended(self, summary: Mapping[str, Any]) -> None:
@@ -71,11 +72,12 @@ class WeightsAndBiases:
         )
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
+        self._judged = job.evaluate_on
         self._run = self._open()
         self._run.config.update({"config": job.config})
 
     def stepped(self, step: Step, seconds: float) -> None:
-        self._run.log(dict(figures(step)), step=step.round.round + 1)
+        self._run.log(dict(figures(step, self._judged)), step=step.round.round + 1)
 
     def ended(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(summary["reported"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,15 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from cli.command import Answer, fedgloss
+from rich.console import Console
 from safetensors.torch import load_file
 
 from fedgloss.cli.comparing import Cell, execution_of, shares
 from fedgloss.cli.planning import duration
+from fedgloss.cli.progress import ShowProgress
 from fedgloss.cli.tables import accuracy_cell, percent, size
 from fedgloss.config import Config, bytes_of, flatten, resolve, to_toml
 from fedgloss.costs import ledger, reach
@@ -141,6 +146,17 @@ def test_a_forecast_counts_the_workers_of_the_device(
     assert counted == [workers, workers]
 
 
+@pytest.mark.parametrize("options", [[], ["--keep-every", "4"]], ids=["newest", "kept"])
+def test_a_plan_foresees_the_disk(call, here: Path, options: list[str]) -> None:
+    command = ["digits", "--method", "feddyn", "--rounds", "12", *options, *QUICK]
+    foreseen = json.loads(call("plan", *command, "--json").out)
+    call("run", *command, "--out", "run", "--quiet")
+    vectors = sum(path.stat().st_size for path in (here / "run").rglob("*.safetensors"))
+    assert foreseen["disk"] == pytest.approx(vectors, rel=0.2)
+    evaluations = read_lines(here / "run" / "rounds.jsonl", "evaluation")
+    assert foreseen["evaluations"] == len(evaluations)
+
+
 def test_compare_prints_one_table_and_reads_finished_runs(call, here: Path) -> None:
     command = ["compare", "digits", "--methods", "fedavg,fedsam,fedgloss", "--clients", "sgd,sam", "--seeds", "0,1"]
     command += ["--rounds", "4", "--jobs", "1", "--out", "cmp", *QUICK[:-2]]
@@ -208,6 +224,15 @@ def test_two_processes_share_a_sweep(here: Path) -> None:
     assert max(len(json.loads(out)["trials"]) for out, _ in answers) == 4
 
 
+def test_a_sweep_is_kept_in_a_folder_of_any_name(call, here: Path) -> None:
+    pytest.importorskip("optuna")
+    call(
+        "sweep", "digits", "--grid", "local.lr=0.1", "--rounds", "1", "--out", "a?b%20 [c]#d", "--quiet", *QUICK[:2]
+    )
+    assert [path.name for path in here.iterdir()] == ["a?b%20 [c]#d"]
+    assert (here / "a?b%20 [c]#d" / "sweep.db").is_file()
+
+
 def test_export_loads_into_the_module_in_two_lines(call, here: Path) -> None:
     call("run", "digits", "--rounds", "2", "--out", "run", "--workers", "1", "--set", "local.batch_size=72")
     call("export", "run", "--to", "model.safetensors")
@@ -223,6 +248,22 @@ def test_export_loads_into_the_module_in_two_lines(call, here: Path) -> None:
         right = (model.eval()(digits.transform.test(pictures)).argmax(1) == labels).double().mean()
     last = read_json(here / "run" / "summary.json")["last_evaluation"]["metrics"]["accuracy"]
     assert float(right) == pytest.approx(last, abs=1e-9)
+
+
+def test_tied_weights_are_exported_under_each_of_their_names(call, here: Path) -> None:
+    (here / "tied_network.py").write_text(
+        "from torch import nn\n"
+        "def make(shape, classes):\n"
+        "    first, second = nn.Linear(classes, classes), nn.Linear(classes, classes)\n"
+        "    second.weight = first.weight\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(1024, classes), first, second)\n"
+    )
+    options = ["--set", "model.name=tied_network:make", "--workers", "1"]
+    call("run", "digits", "--rounds", "1", "--out", "run", *options)
+    call("export", "run", "--to", "model.safetensors")
+    found = load_file("model.safetensors")
+    assert torch.equal(found["2.weight"], found["3.weight"])
+    assert not torch.equal(found["2.bias"], found["3.bias"])
 
 
 def test_initial_weights_from_a_file(call, here: Path) -> None:
@@ -242,6 +283,9 @@ def test_runs_lists_and_deletes(call, here: Path) -> None:
     states = {row["run"]: row["state"] for row in rows}
     assert states["digits-fedavg-shards-seed0"] == "finished"
     assert "unreadable" in states["broken"]
+    (here / "runs" / "digits-fedavg-shards-seed0" / "summary.json").unlink()  # as after kill -9
+    killed = json.loads(call("runs", "--json").out)[1]
+    assert (killed["state"], killed["rounds"]) == ("unfinished", "2/2")
     (here / "runs" / "digits-fedavg-shards-seed0" / "summary.json").write_text('{"status": "finished"}')
     assert "is not a run's summary" in json.loads(call("runs", "--json").out)[1]["state"]
     call("runs", "--delete", "digits-fedavg-shards-seed0", "--yes")
@@ -258,6 +302,36 @@ def test_show_list_and_doctor(call) -> None:
     facts = json.loads(call("doctor", "--json").out)
     assert facts["data"]["digits"]
     assert facts["torch"] == torch.__version__
+
+
+def test_every_value_says_where_it_comes_from(call, here: Path) -> None:
+    (here / "mine.toml").write_text('preset = "cifar10-cnn"\n[local]\nlr = 0.5\n')
+    options = ["--method", "fedgloss", "--alpha", "1", "--fidelity", "released", "--set", "training.cohort=7"]
+    origins = {line.split()[0]: line for line in call("show", "mine.toml", *options).out.splitlines()}
+    for key, origin in {
+        "local.lr": "mine.toml",
+        "local.epochs": "preset cifar10-cnn",
+        "algorithm.name": "--method",
+        "algorithm.beta": "chosen for fedgloss",
+        "algorithm.client": "default",
+        "algorithm.dual": "fidelity released",
+        "data.alpha": "--alpha",
+        "data.clients": "no setting of split official",
+        "fidelity": "--fidelity",
+        "training.cohort": "--set",
+        "training.seed": "default",
+    }.items():
+        assert origins[key].rstrip().endswith(f" {origin}"), origins[key]
+    wrapped = resolve("cifar10-cnn", {"algorithm.name": "wima", "algorithm.inner.name": "fedprox"})
+    assert wrapped.origins["algorithm.inner.mu"] == "chosen for fedprox"
+    assert ("algorithm.name", "fedavg", "default") in resolve("cifar10-cnn").rows()
+
+
+@pytest.mark.parametrize("name", ["mine.toml", "default.toml", "presets.toml"])
+def test_what_a_file_is_called_does_not_matter(name: str, here: Path) -> None:
+    (here / name).write_text('\ufeffpreset = "digits"\n[data]\nalpha = 0.5\n')  # with the mark of some editors
+    data = resolve(name).config.data
+    assert (data.split, data.alpha, data.classes_per_client) == ("hsu", 0.5, None)
 
 
 def test_a_split_and_its_settings_from_different_layers() -> None:
@@ -283,17 +357,60 @@ def test_brackets_in_names_are_shown_as_they_are(call, here: Path) -> None:
     assert '"[bold]mine"' in call("show", "digits", "--set", "run.note=[bold]mine").out
 
 
-def test_completion_is_offered(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run cifar10-", ["cifar10-cnn", "cifar10-resnet18"]),
+        ("run digits --method fedg", ["fedgamma", "fedgloss"]),
+        ("run digits --client s", ["sgd", "sam"]),
+        ("run digits --split d", ["dirichlet"]),
+        ("run digits --fidelity r", ["released"]),
+        ("compare digits --methods fedavg,fedgl", ["fedavg,fedgloss"]),
+    ],
+)
+def test_completion_is_offered(typed: str, offered: list[str], here: Path) -> None:
     environment = {
         **os.environ,
         "_FEDGLOSS_COMPLETE": "complete_bash",
-        "COMP_WORDS": "fedgloss run cifar10-",
-        "COMP_CWORD": "2",
-        "_TYPER_COMPLETE_ARGS": "fedgloss run cifar10-",
+        "COMP_WORDS": f"fedgloss {typed}",
+        "COMP_CWORD": str(len(typed.split())),
     }
     script = Path(sys.executable).with_name("fedgloss")
     done = subprocess.run([script], env=environment, capture_output=True, text=True)
-    assert "cifar10-cnn" in done.stdout
+    assert done.stdout.split() == offered
+
+
+def test_ctrl_c_while_the_program_loads_is_no_traceback(here: Path) -> None:
+    """Importing torch takes a second or two, in which nothing listens yet."""
+    press = "import sys, signal; sys.meta_path.insert(0, type('Press', (), {'find_spec': staticmethod("
+    press += (
+        "lambda name, *rest: signal.raise_signal(signal.SIGINT) if name == 'fedgloss.cli.commands' else None)}))"
+    )
+    command = f"{press}; from fedgloss.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_bar_gives_the_terminal_back_however_the_run_ends() -> None:
+    written = io.StringIO()
+    plan = types.SimpleNamespace(rounds=5)
+    with suppress(KeyboardInterrupt), ShowProgress(Console(file=written, force_terminal=True), "run") as shown:
+        shown.started(types.SimpleNamespace(plan=plan), 0, [])
+        raise KeyboardInterrupt
+    hidden, visible = "\x1b[?25l", "\x1b[?25h"
+    assert 0 <= written.getvalue().rfind(hidden) < written.getvalue().rfind(visible)
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard"])
+def test_figures_are_tracked_under_what_they_were_measured_on(call, here: Path, tracker: str) -> None:
+    pytest.importorskip(tracker)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    judged = ["--set", "data.validation=0.2", "--set", "training.evaluate_on=validation"]
+    call("run", "digits", "--rounds", "2", "--out", "run", "--track", tracker, *judged, *QUICK)
+    names = EventAccumulator(str(here / "run" / tracker)).Reload().Tags()["scalars"]
+    assert "validation/accuracy" in names
+    assert not any(name.startswith("test/") for name in names)
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard"])

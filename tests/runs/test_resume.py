@@ -147,6 +147,57 @@ def test_more_rounds_are_the_rounds_of_a_longer_run(tmp_path: Path) -> None:
     assert read_json(short.summary)["reported"] == read_json(long.summary)["reported"]
 
 
+def ended_early(method: str, rounds: int, folder: Path, *, at: int) -> None:
+    """A run of so many rounds that is told to stop after ``at`` of them."""
+
+    class Interrupt(Listen):
+        def stepped(self, step, seconds):
+            if step.state.round == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    assert execute(job(method, rounds), RunFolder(folder), Execution(), [Interrupt()])["rounds"] == at
+
+
+def test_rounds_to_report_that_were_not_evaluated_are_refused(tmp_path: Path) -> None:
+    """The last two rounds are reported; a run that is to end at 8 has gone past 7 without an evaluation."""
+    ended_early("fedavg", 20, tmp_path, at=7)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InvalidInput, match=r"8 asked for, .* past round 7 without an evaluation; ask for more"):
+        execute(job("fedavg", 8), RunFolder(tmp_path), Execution())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    execute(job("fedavg", 9), RunFolder(tmp_path), Execution())
+    execute(job("fedavg", 9), RunFolder(tmp_path / "at once"), Execution())
+    ends = [read_json(folder / "summary.json") for folder in (tmp_path, tmp_path / "at once")]
+    assert ends[0]["reported"] == ends[1]["reported"]
+
+
+def test_a_run_that_grows_by_little_says_what_it_cannot_have(tmp_path: Path) -> None:
+    """Models that became the last ones afterwards are not in the sum of the last models; all else is the same."""
+    execute(job("fedavg", 8), RunFolder(tmp_path / "short"), Execution())
+    listener = Listen()
+    short = execute(job("fedavg", 9), RunFolder(tmp_path / "short"), Execution(), [listener])
+    long = execute(job("fedavg", 9), RunFolder(tmp_path / "long"), Execution())
+    assert any("(--average) cannot be had" in notice for notice in listener.notices)
+    assert short["reported"] == long["reported"]
+    lines = [read_lines(tmp_path / name / "rounds.jsonl", "round") for name in ("short", "long")]
+    assert lines[0] == lines[1]
+    execute(job("fedavg", 11), RunFolder(tmp_path / "short"), Execution(), [listener])
+    assert listener.notices == []
+
+
+def test_a_run_that_goes_on_has_no_summary_of_its_former_end(tmp_path: Path) -> None:
+    class Stumble(Listen):
+        def stepped(self, step, seconds):
+            raise RuntimeError("stumbled")
+
+    execute(job("fedavg", 4), RunFolder(tmp_path), Execution())
+    execute(job("fedavg", 4), RunFolder(tmp_path), Execution())
+    assert read_json(tmp_path / "summary.json")["rounds"] == 4
+    with pytest.raises(RuntimeError):
+        execute(job("fedavg", 9), RunFolder(tmp_path), Execution(), [Stumble()])
+    assert not (tmp_path / "summary.json").exists()
+
+
 def test_fewer_rounds_than_done_are_refused(tmp_path: Path) -> None:
     execute(job("fedavg", 6), RunFolder(tmp_path), Execution())
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -240,6 +291,19 @@ def test_another_machine_is_noticed(tmp_path: Path) -> None:
     assert any("other last bits: torch: 1.0-" in notice for notice in listener.notices)
 
 
+def test_other_code_is_noticed_and_each_checkpoint_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, listener = RunFolder(tmp_path), Listen()
+    execute(job("fedavg", 2), folder, Execution())
+    monkeypatch.setattr("fedgloss.environment.code_fingerprint", lambda: "another")
+    monkeypatch.setattr("fedgloss.checkpoint.code_fingerprint", lambda: "another")
+    execute(job("fedavg", 4), folder, Execution(), [listener])
+    began = read_json(folder.environment)["code"]
+    assert any(f"other last bits: code: {began} -> another" in notice for notice in listener.notices)
+    assert Checkpoints(folder).manifest(4).code == "another"
+
+
 def test_kept_checkpoints_can_all_be_gone_back_to(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     execute(job("fedgloss", 10), folder, Execution(checkpoint_seconds=1e9, keep_every=4))
@@ -249,6 +313,17 @@ def test_kept_checkpoints_can_all_be_gone_back_to(tmp_path: Path) -> None:
         assert checkpoints.state(done).round == done
         for client, version in checkpoints.versions(done).items():
             assert version < done
+            assert (folder.clients / "0000" / f"{client}-{version}.safetensors").exists()
+
+
+def test_kept_checkpoints_stay_whatever_is_asked_for_later(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    execute(job("fedgloss", 6), folder, Execution(keep_every=2))
+    execute(job("fedgloss", 9), folder, Execution())
+    execute(job("fedgloss", 12), folder, Execution(keep_every=5))
+    assert Checkpoints(folder).rounds() == [0, 2, 4, 6, 10, 11, 12]
+    for done in Checkpoints(folder).rounds():
+        for client, version in Checkpoints(folder).versions(done).items():
             assert (folder.clients / "0000" / f"{client}-{version}.safetensors").exists()
 
 
@@ -290,6 +365,13 @@ def test_a_manifest_that_makes_no_sense_is_named(change, tmp_path: Path) -> None
     path.write_text(json.dumps(content | {"lengths": change(content["lengths"])}))
     with pytest.raises(InvalidInput, match=r"00000004\.json: is not a checkpoint's manifest"):
         execute(job("fedavg", 5), folder, Execution())
+
+
+def test_a_record_that_is_no_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_text('{"type":"round"}\n3\n')
+    with pytest.raises(InvalidInput, match=r"rounds\.jsonl: line 2 is not a JSON object"):
+        read_lines(path, "round")
 
 
 @pytest.mark.parametrize("content", [b"", b"xx\n", b"x" * 100_000], ids=["empty", "shorter", "longer"])

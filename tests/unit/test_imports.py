@@ -48,7 +48,7 @@ MAY_IMPORT = {  # a module below fedgloss, as a rule by its first name -> what i
     },
     "environment": set(),
     "records": {"errors", "files", "training"},
-    "checkpoint": {"codec", "errors", "files", "messages", "records"},
+    "checkpoint": {"codec", "environment", "errors", "files", "messages", "records"},
     "costs": set(),
     "config": {"algorithms", "compute", "data", "errors", "files"},
     "run": {

@@ -7,8 +7,11 @@ from ..forkserver import prepare_workers
 
 def main() -> None:
     """Run the command line; what a run's workers are forked from gets ready while this process imports torch."""
-    if sys.argv[1:2] in (["run"], ["resume"]):
-        prepare_workers()
-    from .commands import main
+    try:
+        if sys.argv[1:2] in (["run"], ["resume"]):
+            prepare_workers()
+        from .commands import main
 
-    main()
+        main()
+    except KeyboardInterrupt:  # while torch was being imported: nothing has begun
+        sys.exit(130)

@@ -76,6 +76,11 @@ def main() -> None:
     except WorkerLost as error:
         print(f"error: {error}; all up to the last checkpoint is saved, the same command goes on", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     except typer.Abort:
         sys.exit(130)
     except Exception as error:

@@ -26,7 +26,19 @@ from ..forkserver import interrupts_held
 from ..records import RunFolder
 from ..run import Execution, Interruption, Job
 from ..training import Step
-from .options import KEYS, Asked, Jobs, Json, Quiet, RunsFolder, Seeds, Source, configurable
+from .options import (
+    CLIENTS,
+    KEYS,
+    Asked,
+    Jobs,
+    Json,
+    Quiet,
+    RunsFolder,
+    Seeds,
+    Source,
+    complete_methods,
+    configurable,
+)
 from .progress import ShowProgress, bar, figures_of
 from .tables import comparison, division
 
@@ -169,8 +181,9 @@ def run_one_by_one(cells: Sequence[Cell], workers: int, console: Console) -> lis
 
     summaries: list[dict[str, Any]] = []
     for cell in cells:
-        shown = [ShowProgress(console, cell.name)]
-        summary = execute(build_job(cell.config), RunFolder(cell.folder), execution_of(cell, workers), shown)
+        job = build_job(cell.config)
+        with ShowProgress(console, cell.name) as shown:
+            summary = execute(job, RunFolder(cell.folder), execution_of(cell, workers), [shown])
         summaries.append(summary)
         if summary["status"] == "interrupted":
             break
@@ -235,7 +248,9 @@ def show_many(console: Console, cells: Sequence[Cell]) -> Iterator[Callable[[int
 def compare(
     source: Source,
     *,
-    methods: Annotated[str, typer.Option("--methods", help="Methods, with commas between them.")],
+    methods: Annotated[
+        str, typer.Option("--methods", help="Methods, with commas between them.", autocompletion=complete_methods)
+    ],
     clients: Annotated[
         str | None, typer.Option("--clients", help="sgd,sam: for methods that take a client.")
     ] = None,
@@ -252,6 +267,8 @@ def compare(
         return asked.of(source, {"algorithm.name": method, "algorithm.client": client, "training.seed": seed})
 
     chosen = None if clients is None else listed(clients, "--clients")
+    for client in chosen or ():
+        require(client in CLIENTS, f"--clients {clients}", f"there are {', '.join(CLIENTS)}, got {client!r}")
     folder = out or Path("runs") / f"{Path(source).stem}-compare"
     found = cells(listed(methods, "--methods"), chosen, seeds_of(seeds), make, folder)
     console = Console(stderr=json, quiet=quiet)

@@ -6,6 +6,7 @@ import importlib.util
 import json as json_module
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..algorithms import METHODS
-from ..config import presets
+from ..checkpoint import Checkpoints
+from ..config import presets, resolve
 from ..errors import InvalidInput
+from ..files import disk_errors
 from ..records import RunFolder, read_json
-from .options import Asked, Json, Source, configurable
+from .options import KEYS, Asked, Json, Source, configurable
 from .tables import CROSS, size
 
 EXTRAS = {
@@ -61,7 +64,9 @@ def show(source: Source, asked: Asked, json: Json = False) -> None:
         print(json_module.dumps(resolved.config.model_dump(mode="json"), indent=2))
         return
     table = Table("key", "value", "from", box=None, pad_edge=False)
+    flags = {key: f"--{name.replace('_', '-')}" for name, (key, _) in KEYS.items()}
     for key, value, origin in resolved.rows():
+        origin = flags[key] if origin == "option" else origin
         shown = "-" if value is None else json_module.dumps(value)
         table.add_row(*map(escape, (key, shown, origin)), style="dim" if origin == "default" else None)
     Console().print(table)
@@ -86,7 +91,8 @@ def runs(
             raise InvalidInput(f"{folder / name}: a process is writing to this run; stop it first")
     for name in unwanted:
         if yes or typer.confirm(f"Delete {folder / name} ({size(_size(found[name].path))})?"):
-            shutil.rmtree(found.pop(name).path)
+            with disk_errors(found[name].path):
+                shutil.rmtree(found.pop(name).path.resolve())
     rows = [_row(name, run) for name, run in found.items()]
     if json:
         print(json_module.dumps(rows, indent=2))
@@ -99,7 +105,7 @@ def runs(
 
 
 def _row(name: str, run: RunFolder) -> dict[str, Any]:
-    row: dict[str, Any] = {"run": name, "state": "started", "rounds": "-", "accuracy": None}
+    row: dict[str, Any] = {"run": name, "state": "unfinished", "rounds": "-", "accuracy": None}
     row["bytes"] = _size(run.path)
     try:
         run.require()
@@ -108,6 +114,9 @@ def _row(name: str, run: RunFolder) -> dict[str, Any]:
             row["state"] = f"{CROSS} diverged" if summary["status"] == "diverged" else str(summary["status"])
             row["rounds"] = f"{summary['rounds']}/{summary['planned_rounds']}"
             row["accuracy"] = summary["reported"].get("accuracy")
+        else:
+            saved = max(Checkpoints(run).rounds(), default=0)
+            row["rounds"] = f"{saved}/{resolve(run.config).config.training.rounds}"
     except InvalidInput as error:
         return row | {"state": f"unreadable: {error}"}
     except (KeyError, AttributeError):
@@ -118,7 +127,11 @@ def _row(name: str, run: RunFolder) -> dict[str, Any]:
 
 
 def _size(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # a run that goes on lets go of files meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def doctor(json: Json = False) -> None:

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..algorithms import METHODS
+from ..algorithms import FIDELITIES, METHODS
 from ..config import Resolved, parse_setting, presets, resolve
+from ..data.federate import SPLITS
 from ..errors import require
+
+CLIENTS = ("sgd", "sam")
 
 
 def _presets(incomplete: str) -> list[str]:
     return [name for name in presets() if name.startswith(incomplete)]
 
 
-def _methods(incomplete: str) -> list[str]:
-    return [name for name in METHODS if name.startswith(incomplete)]
+def _one_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """The last of several methods with commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in METHODS if name.startswith(last)]
 
 
 def number_or_text(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text
 
 
 Source = Annotated[
@@ -37,7 +49,12 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key of the configuration.")
 ]
 Fidelity = Annotated[
-    str | None, typer.Option("--fidelity", help="paper (default) or released: see docs/fidelity.md.")
+    str | None,
+    typer.Option(
+        "--fidelity",
+        help="paper (default) or released: see docs/fidelity.md.",
+        autocompletion=_one_of(FIDELITIES),
+    ),
 ]
 AllowMissing = Annotated[
     bool | None,
@@ -62,11 +79,18 @@ KEYS: Mapping[str, tuple[str, Any]] = {
         "--method",
         "-m",
         help="The method; the preset's choices for it apply.",
-        autocompletion=_methods,
+        autocompletion=_one_of(METHODS),
     ),
-    "client": _option("algorithm.client", str, help="The clients' optimiser: sgd or sam."),
+    "client": _option(
+        "algorithm.client", str, help="The clients' optimiser: sgd or sam.", autocompletion=_one_of(CLIENTS)
+    ),
     "alpha": _option("data.alpha", float, help="How skewed the clients are; 0: one class each."),
-    "split": _option("data.split", str, help="hsu, official, iid, shards, dirichlet or natural."),
+    "split": _option(
+        "data.split",
+        str,
+        help="hsu, official, iid, shards, dirichlet or natural.",
+        autocompletion=_one_of(SPLITS),
+    ),
     "allow_missing": ("data.options.allow_missing", AllowMissing),
     "rounds": _option("training.rounds", int, "--rounds", "-t", help="How many rounds."),
     "seed": _option("training.seed", int, help="The run's seed."),

@@ -35,7 +35,7 @@ def figures_of(step: Step, accuracy: float | None, rate: float) -> str:
 
 
 class ShowProgress:
-    """One run's progress (a ``Tracker``)."""
+    """One run's progress (a ``Tracker``), in a ``with``: the terminal gets its cursor back however the run ends."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
@@ -43,6 +43,13 @@ class ShowProgress:
         self._accuracy: float | None = None
         self._progress: Progress | None = None
         self._rate = 0.0
+
+    def __enter__(self) -> ShowProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
 
     def started(self, job: Job, done: int, notices: Sequence[str]) -> None:
         for notice in notices:
@@ -71,6 +78,4 @@ class ShowProgress:
                 f"{self._name}  round {done}/{self._total}  {shown}", highlight=False, soft_wrap=True
             )
 
-    def ended(self, summary: Mapping[str, Any]) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    def ended(self, summary: Mapping[str, Any]) -> None: ...

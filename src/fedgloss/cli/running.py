@@ -44,10 +44,10 @@ def carry_out(resolved: Resolved, folder: Path, *, quiet: bool, as_json: bool, t
     from .progress import ShowProgress
 
     console = Console(stderr=as_json, quiet=quiet)
-    trackers: list[Any] = [ShowProgress(console, folder.name)]
     job = build_job(resolved.config)
-    trackers += [make_tracker(name, folder) for name in track or ()]
-    summary = execute(job, RunFolder(folder), build_execution(resolved.config), trackers)
+    trackers = [make_tracker(name, folder) for name in track or ()]
+    with ShowProgress(console, folder.name) as shown:
+        summary = execute(job, RunFolder(folder), build_execution(resolved.config), [shown, *trackers])
     if as_json:
         print(json.dumps({"run": str(folder), **summary}))
     else:

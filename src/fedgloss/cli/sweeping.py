@@ -63,9 +63,9 @@ def sweep(
         return config if config.data.validation else asked.of(source, {**judged, "data.validation": 0.1}).config
 
     def run_point(config: Config, folder: Path) -> Mapping[str, Any]:
-        summary = execute(
-            build_job(config), RunFolder(folder), build_execution(config), [ShowProgress(console, folder.name)]
-        )
+        job = build_job(config)
+        with ShowProgress(console, folder.name) as shown:
+            summary = execute(job, RunFolder(folder), build_execution(config), [shown])
         if summary["status"] == "interrupted":
             console.print("stopped; all is saved. The same command goes on.")
             raise SystemExit(130)
