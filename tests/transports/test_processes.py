@@ -98,7 +98,11 @@ def test_ctrl_c_leaves_one_message_and_no_process(tmp_path: Path) -> None:
         assert gone(process.pid)
 
 
-def test_ctrl_c_while_workers_start_is_as_quiet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", ["1", "2"])  # with one, nobody but the main thread can take the signal
+def test_ctrl_c_while_workers_start_is_as_quiet(
+    tmp_path: Path, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     with script(tmp_path, GUARDED.format(seconds=0.0)) as process:
         wait_for(process, "started")
         time.sleep(0.3)

@@ -174,7 +174,7 @@ class PoolTransport:
 
     def idle(self) -> list[_Worker]:
         while len(self._workers) < self._count:
-            self._workers.append(self._start(next(self._numbers)))
+            self._start(next(self._numbers), len(self._workers))
         return [worker for worker in self._workers if worker.ready and worker.job is None]
 
     def give(self, worker: _Worker, index: int, job: Job) -> None:
@@ -217,29 +217,30 @@ class PoolTransport:
                         other.channel.hand_over(Joined(), ends[1])
                     break
 
-    def _start(self, number: int) -> _Worker:
+    def _start(self, number: int, place: int) -> None:
         prepare_workers()
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=serve, args=(theirs,), name=f"fedgloss worker {number}", daemon=True)
+        worker = _Worker(number, process, Channel(ours))
         with interrupts_held():
             process.start()
+            self._workers.insert(place, worker)  # before Ctrl-C is heard: it ends those that are known
         theirs.close()
-        worker = _Worker(number, process, Channel(ours))
         with suppress(ConnectionError):
             worker.channel.send(self._kit, self._kit_box)
-        return worker
 
     def _replace(self, worker: _Worker) -> WorkerLost:
         name, end = str(worker), worker.end()
+        place = self._workers.index(worker)
+        del self._workers[place]
         if not worker.ready:
-            self._workers.remove(worker)
             raise InvalidInput(
                 f"workers: {name} {end} before it was ready; a script must train below "
                 '`if __name__ == "__main__":`, or with 1 worker'
             )
         lost = WorkerLost(f"{name} {end}" + (f" at {worker.job}" if worker.job else ""))
         log.warning("%s; another takes its place", lost)
-        self._workers[self._workers.index(worker)] = self._start(worker.number)
+        self._start(worker.number, place)
         return lost
 
 
