@@ -25,6 +25,9 @@ from .sampling import ExactCohort, IndependentCohort, Sampling
 from .tasks import Problem
 from .training import Plan
 
+SITES = "sites"
+"""The name of data that only the sites of a federation have."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -46,6 +49,11 @@ class Network:
 def build_federation(config: Config) -> Federation:
     """The configured data, divided among its clients."""
     data = config.data
+    if data.name == SITES:
+        raise InvalidInput(
+            "data.name: a federation's data are at its sites; go on with its run by flwr run, and take its model "
+            "from model.safetensors in the run's folder"
+        )
     options = dict(data.options)
     if data.path is not None:
         options["path"] = data.path

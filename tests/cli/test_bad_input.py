@@ -131,6 +131,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ([*RUN, "--set", "data.clients=0"], "data.clients: input should be greater than or equal to 1"),
     ([*RUN, "--set", "data.clients=2000"], "clients"),
     ([*RUN, "--set", "data.name=digitz"], "digitz"),
+    ([*RUN, "--set", "data.name=sites"], "go on with its run by flwr run"),
     ([*RUN, "--set", "data.name=no_such_package:make"], "no_such_package"),
     ([*RUN, "--set", "data.options.colour=true"], "colour"),
     ([*RUN, "--set", "data.validation=1"], "data.validation: input should be less than 1"),

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from reports.small_runs import make_run
 
 from fedgloss.reports.html import page, page_data
 from fedgloss.reports.latex import write_courses, write_latex
+from fedgloss.reports.results import provenance
 from fedgloss.reports.runs import read_runs
 from fedgloss.reports.study import arrange
 from fedgloss.reports.tables import Cell, Column, Table
@@ -183,6 +185,8 @@ def test_provenance_marks_what_differs(study: Path, capsys, tmp_path: Path) -> N
     assert "local.lr" not in data["differing"]
     assert "local.lr" in data["tables"]["shared"]["csv"]
     assert data["runs"][0]["redo"].startswith("fedgloss run ")
+    of_sites = replace(runs[0], config={**runs[0].config, "data": {"name": "sites"}})
+    assert provenance(of_sites)["redo"].startswith("flwr run ")
     assert data["runs"][0]["protocol"]
     machines = data["tables"]["machines"]["csv"]
     assert "torch" in machines

@@ -320,6 +320,8 @@ def provenance(run: Run) -> dict[str, Any]:
     """All that is needed to judge a run and to do it again."""
     command = run.environment.get("command")
     given = shlex.join(map(str, command)) if isinstance(command, list) else ""
+    config = shlex.quote(str(run.path / "config.toml"))
+    of_sites = (run.config.get("data") or {}).get("name") == "sites"
     return {
         "name": run.name,
         "status": run.status,
@@ -329,7 +331,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "protocol": str(run.summary.get("protocol", "")),
         "divergence": divergence(run),
         "started_by": given,
-        "redo": f"fedgloss run {shlex.quote(str(run.path / 'config.toml'))} --out AGAIN",
+        "redo": "flwr run APP, with another run-folder" if of_sites else f"fedgloss run {config} --out AGAIN",
         "config": [[key, show(value)] for key, value in flatten(run.config)],
         "measured": sorted({m.name for m in run.measurements}),
     }
