@@ -309,7 +309,10 @@ def _open_folder(job: Job, folder: RunFolder) -> list[str]:
             )
     if torn_line(folder.rounds):
         notices.append("the last line of rounds.jsonl was torn by a crash and is dropped")
-    changed = differing_environment(read_json(folder.environment), environment)
+    before, checkpoints = read_json(folder.environment), Checkpoints(folder)
+    if (done := checkpoints.newest()) is not None and (code := checkpoints.manifest(done).code):
+        before["code"] = code  # of whoever went on with it last
+    changed = differing_environment(before, environment)
     if changed:
         notices.append(f"this machine or code may give other last bits: {'; '.join(changed)}")
     return notices
@@ -341,20 +344,24 @@ def _another_length(job: Job, state: ServerState, folder: RunFolder) -> list[str
 
     Its rounds are the same, but the last ones, which are reported, had not all been known as the last.
     """
+    if job.judged is not None:
+        refuse_unevaluated_end(job.plan, state.round, folder)
     first = job.plan.rounds - job.plan.evaluation_window
-    if state.round <= first:
-        return []
-    evaluated = {line["rounds"] for line in read_lines(folder.rounds, "evaluation")}
-    missed = [done for done in range(first + 1, state.round + 1) if done not in evaluated]
-    if missed and job.judged is not None:
-        raise InvalidInput(
-            f"{folder.path}: training.rounds: {job.plan.rounds} asked for, of which the last "
-            f"{job.plan.evaluation_window} are reported, but the run has gone past round {missed[0]} without an "
-            "evaluation; ask for more rounds"
-        )
-    if state.scalars.get("tail_first") != first:
+    if state.round > first and state.scalars.get("tail_first") != first:
         return ["the mean of the last models (--average) cannot be had: they were not known to be the last ones"]
     return []
+
+
+def refuse_unevaluated_end(plan: Plan, done: int, folder: RunFolder) -> None:
+    """A run that has ``done`` rounds can end with the plan only if all that would be reported was evaluated."""
+    first = plan.rounds - plan.evaluation_window
+    evaluated = {line["rounds"] for line in read_lines(folder.rounds, "evaluation")} if done > first else set()
+    missed = [one for one in range(first + 1, done + 1) if one not in evaluated]
+    if missed:
+        raise InvalidInput(
+            f"{folder.path}: training.rounds: {plan.rounds} asked for, of which the last {plan.evaluation_window} "
+            f"are reported, but the run has gone past round {missed[0]} without an evaluation; ask for more rounds"
+        )
 
 
 def _open_store(

@@ -35,9 +35,11 @@ class Nodes:
     def get_nodes(self) -> Sequence[Node]:
         return self.nodes
 
+    answered: Sequence[str] = ("", "")
+
     def push_messages(self, messages: Sequence[Any]) -> Sequence[str]:
-        """What Flower answers where nodes are gone: no number for their letters."""
-        return [""] * min(len(messages), 1)
+        """What Flower answers where nodes are gone: no number for their letters, or no answer at all."""
+        return self.answered[: len(messages)]
 
 
 def test_a_site_is_the_node_that_is_registered_under_its_number(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,8 +74,10 @@ def test_a_letter_that_cannot_be_sent_costs_nobody_but_its_site(monkeypatch: pyt
     grid = Nodes(Node(70, "site-0"), Node(71, "site-1"))
     post = FlowerPost(grid, sites=SITES, minimum=1, timeout=60.0, wait=0.01)
     assert post.connected([0, 1]) == {0, 1}
-    replies = list(post.exchange({0: {"run": "a"}, 1: {"run": "a"}}, "0-train"))
-    assert replies == [Reply(site, error="could not be sent its letter") for site in (0, 1)]
+    for answered in (("", ""), ("",), ("letter",), ()):  # of one number alone nobody can tell whose letter it is
+        grid.answered = answered
+        replies = list(post.exchange({0: {"run": "a"}, 1: {"run": "a"}}, "0-train"))
+        assert replies == [Reply(site, error="could not be sent its letter") for site in (0, 1)]
     assert list(post.exchange({}, "1-train")) == []
 
 

@@ -403,6 +403,21 @@ def test_a_run_may_be_made_longer_but_not_shorter(tmp_path: Path) -> None:
     assert folder.config.read_text() == planned(3).config
     with pytest.raises(InvalidInput, match=r"training\.rounds: 2 asked for, but the run has done 3 already"):
         serve(planned(2), Courier(planned(2), tmp_path), folder)
+    assert folder.config.read_text() == planned(3).config
+
+
+def test_a_run_that_goes_on_has_no_former_summary(tmp_path: Path) -> None:
+    folder, courier = RunFolder(tmp_path / "run"), Courier(learning("fedgloss", rounds=2), tmp_path)
+    serve(learning("fedgloss", rounds=1), courier, folder)
+    there: list[bool] = []
+
+    def look(site: int, letter: dict[str, Any], honest: dict[str, Any]) -> None:
+        there.append(folder.summary.exists())
+
+    courier.fault = look
+    serve(learning("fedgloss", rounds=2), courier, folder)
+    assert there == [False] * SITES
+    assert folder.summary.exists()
 
 
 # Privacy

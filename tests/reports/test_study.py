@@ -82,6 +82,26 @@ def test_a_copy_of_a_run_is_no_other_seed(study: Path, tmp_path: Path) -> None:
     assert once(kept) == (kept, [])
 
 
+def test_what_was_measured_of_a_copy_is_not_lost(study: Path) -> None:
+    (measured,), _ = read_runs([study / "fedsam-seed0"])
+    rounds = {**measured.rounds, "delta_eps.true": measured.rounds["loss"]}
+    twin = dataclasses.replace(measured, path=Path("twin"), rounds=rounds, measurements=())
+    (kept,), (left_out,) = once([measured, twin])
+    assert kept.path == twin.path  # it recorded more in every round
+    assert list(kept.measurements) == list(measured.measurements) != []
+    assert left_out.path == str(measured.path)
+    (longer,), _ = once([twin, dataclasses.replace(measured, bytes=measured.bytes[:-1])])
+    assert not longer.measurements  # those are of another model
+
+
+def test_federations_of_one_configuration_are_not_one(study: Path) -> None:
+    (run,), _ = read_runs([study / "fedsam-seed0"])
+    here = dataclasses.replace(run, config={**run.config, "data": {"name": "sites"}})
+    there = dataclasses.replace(here, path=Path("there"), rounds={**here.rounds, "loss": here.rounds["loss"] + 1})
+    assert once([here, there]) == ([here, there], [])
+    assert len(once([here, dataclasses.replace(here, path=Path("copy"))])[0]) == 1
+
+
 def test_the_paired_interval_is_the_t_interval() -> None:
     random = np.random.default_rng(0)
     one, other = random.normal(0.8, 0.02, 5), random.normal(0.75, 0.02, 5)

@@ -302,6 +302,9 @@ def test_other_code_is_noticed_and_each_checkpoint_says_whose_it_is(
     began = read_json(folder.environment)["code"]
     assert any(f"other last bits: code: {began} -> another" in notice for notice in listener.notices)
     assert Checkpoints(folder).manifest(4).code == "another"
+    again = Listen()
+    execute(job("fedavg", 5), folder, Execution(), [again])
+    assert not any("code" in notice for notice in again.notices)  # it is whose that went on with it last
 
 
 def test_kept_checkpoints_can_all_be_gone_back_to(tmp_path: Path) -> None:

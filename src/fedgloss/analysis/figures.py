@@ -128,8 +128,9 @@ def surfaces_figure(
         for height in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
         if low <= height <= high
     ]
-    axes.set_zticks(marks, [f"{height:g}" for height in marks], ha="left")  # centred, long ones lie on the axis
-    axes.set_zlabel("loss", labelpad=3 * max(len(f"{height:g}") for height in marks) - 9, rotation=90)
+    names = _told_apart(marks)
+    axes.set_zticks(marks, names, ha="left")  # centred, long ones lie on the axis
+    axes.set_zlabel("loss", labelpad=3 * max(map(len, names)) - 9, rotation=90)
     for values, mark in ((x, axes.set_xticks), (y, axes.set_yticks)):
         mark([min(values) + share * (max(values) - min(values)) for share in (0.25, 0.5, 0.75)])
     for pane in (axes.xaxis, axes.yaxis, axes.zaxis):
@@ -333,6 +334,19 @@ def _wrapped(name: str, width: int) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(line.strip() for line in lines)
+
+
+def _told_apart(marks: Sequence[float]) -> list[str]:
+    """Numbers in as few digits as differ: those of a nearly flat surface need many.
+
+    >>> _told_apart([0.5, 1.0]), _told_apart([2.30258502, 2.30258504])
+    (['0.5', '1'], ['2.30258502', '2.30258504'])
+    """
+    return next(
+        names
+        for digits in range(6, 18)
+        if len(set(names := [f"{mark:.{digits}g}" for mark in marks])) == len(marks) or digits == 17
+    )
 
 
 def _columns(names: Sequence[str]) -> int:

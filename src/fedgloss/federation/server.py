@@ -32,7 +32,7 @@ from ..records import (
     round_line,
     write_json,
 )
-from ..run import Job, Status, decisive, fingerprint, summarise
+from ..run import Job, Status, decisive, fingerprint, refuse_unevaluated_end, summarise
 from ..sampling import IndependentCohort
 from ..tasks import Objective, evaluate
 from ..training import Step, steps
@@ -82,6 +82,7 @@ def serve(
     with folder.locked():
         run = _open_folder(learning, folder)
         server = _Server(learning, objective, folder, post, run, rules)
+        write_atomically(folder.config, learning.config.encode())  # more rounds may be asked for than before
         try:
             return server.train(attempts)
         finally:
@@ -127,6 +128,8 @@ class _Server:
             return evaluate(self._objective, params, federation.test, federation, learning.metrics)
 
         self._save()
+        if self._state.round < learning.plan.rounds:
+            self._folder.summary.unlink(missing_ok=True)  # it speaks of an end that is none any more
         judged = judge if federation is not None else None
         while self._state.round < learning.plan.rounds:
             try:
@@ -196,6 +199,8 @@ class _Server:
             raise InvalidInput(
                 f"training.rounds: {learning.plan.rounds} asked for, but the run has done {done} already"
             )
+        if learning.test_data is not None:
+            refuse_unevaluated_end(learning.plan, done, self._folder)
         if manifest.layout != self._objective.layout.fingerprint:
             raise InvalidInput(f"{self._folder.path}: its checkpoint is of another network")
         return self._checkpoints.state(done), manifest.lengths
@@ -241,7 +246,6 @@ def _open_folder(learning: Learning, folder: RunFolder) -> str:
             f"{folder.path}: holds a run with privacy {_in_words(identity['privacy'])}, now {_in_words(privacy)}: "
             "what was spent could not be told; choose another run-folder"
         )
-    write_atomically(folder.config, learning.config.encode())  # more rounds may be asked for than before
     return str(identity["run"])
 
 

@@ -51,7 +51,18 @@ def read_measurements(folder: Path) -> tuple[list[Measurement], list[tuple[str, 
             problems.append((path.name, f"cannot be read ({error.strerror})"))
         except MALFORMED as error:
             problems.append((path.name, f"is not the result of an analysis ({error})"))
-    return found, problems
+    return _lines_once(found), problems
+
+
+def _lines_once(found: Sequence[Measurement]) -> list[Measurement]:
+    """A line between two models may have been measured on one split alone, and again on all."""
+    kept: dict[str, Measurement] = {}
+    for one in found:
+        same = str(len(kept))
+        if one.kind == "interpolation":
+            same = repr((one.content["to"] or one.name, one.subject, one.content["coefficients"].tolist()))
+        kept.setdefault(same, one)
+    return list(kept.values())
 
 
 def _walk(content: Any, name: str) -> Iterator[Measurement]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..costs import reach
 from ..errors import InvalidInput
-from ..records import RunFolder, read_json
+from ..records import RunFolder, read_json, read_lines
 from .measurements import Kind
 from .paper import QUANTITIES, Cell, Exhibit, Setting, cells
 from .runs import Run, find_runs, read_run, short_names
@@ -98,8 +98,10 @@ def runs_by_key(folder: Path) -> dict[str, list[Path]]:
 
 
 def _rounds_done(path: Path) -> int:
-    summary = RunFolder(path).summary
-    return int(read_json(summary).get("rounds", 0)) if summary.exists() else 0
+    folder = RunFolder(path)
+    if folder.summary.exists():
+        return int(read_json(folder.summary).get("rounds", 0))
+    return len(read_lines(folder.rounds, "round")) if folder.rounds.exists() else 0  # it goes on, or was killed
 
 
 def settled(path: Path, rounds: int) -> bool:

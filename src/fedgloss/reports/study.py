@@ -268,26 +268,43 @@ def arrange(runs: Sequence[Run]) -> list[Setting]:
 
 
 def once(runs: Sequence[Run]) -> tuple[list[Run], list[Skipped]]:
-    """Each seed of a method once: of several such runs the one that got furthest; and the others, named.
+    """Each seed of a method once: of several such runs the one that got furthest, and the others, named.
 
-    A copy of a run is no other seed: counted again, it would make a spread look smaller than it is.
+    A copy of a run is no other seed: counted again, it would make a spread look smaller than it is. What was
+    measured of its model is not lost: it is the same model.
     """
-    furthest: dict[str, Run] = {}
+    alike: dict[str, list[Run]] = {}
     for run in runs:
-        same = canonical([_setting(run), _algorithm(run), run.seed])
-        furthest[same] = max(furthest.get(same, run), run, key=_progress)
-    kept = {id(run) for run in furthest.values()}
-    left_out = []
+        alike.setdefault(_identity(run), []).append(run)
+    furthest = {id(max(group, key=_progress)): group for group in alike.values()}
+    kept, left_out = [], []
     for run in runs:
-        if id(run) not in kept:
-            other = furthest[canonical([_setting(run), _algorithm(run), run.seed])]
+        if id(run) in furthest:
+            kept.append(_with_measurements(run, furthest[id(run)]))
+        else:
+            other = max(alike[_identity(run)], key=_progress)
             left_out.append(Skipped(str(run.path), f"repeats {other.path}: method, setting and seed are the same"))
-    return [run for run in runs if id(run) in kept], left_out
+    return kept, left_out
 
 
-def _progress(run: Run) -> tuple[int, int, int]:
+def _identity(run: Run) -> str:
+    """Equal for runs that are one and the same. Federations may have one configuration and other sites' data."""
+    losses = run.rounds.get("loss") if run.section("data").get("name") == "sites" else None
+    first = [] if losses is None else losses[:1].tolist()
+    return canonical([_setting(run), _algorithm(run), run.seed, first])
+
+
+def _progress(run: Run) -> tuple[int, int, int, int]:
     states: tuple[Status, ...] = ("unfinished", "interrupted", "diverged", "finished")
-    return states.index(run.status), run.length, len(run.rounds) + len(run.measurements)
+    figures = len(run.rounds) + len(run.evaluations)
+    return states.index(run.status), run.length, figures, len(run.measurements)
+
+
+def _with_measurements(run: Run, alike: Sequence[Run]) -> Run:
+    """The run with what was measured of others that are as long."""
+    known = {measurement.name for measurement in run.measurements}
+    added = [m for other in alike if other.length == run.length for m in other.measurements if m.name not in known]
+    return replace(run, measurements=[*run.measurements, *added]) if added else run
 
 
 def labels(settings: Sequence[Setting]) -> dict[str, str]:

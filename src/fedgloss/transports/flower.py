@@ -7,7 +7,6 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,9 @@ class FlowerPost:
         could name another's letter, and what Flower cannot read must cost nobody but its sender."""
         sent = list(self._grid.push_messages(list(messages.values())))
         asked = {}
-        for who, letter in zip_longest(messages, sent):  # fewer were sent where the SuperLink found them too large
+        if len(sent) != len(messages):  # whose these are cannot be told; the SuperLink found some too large, say
+            sent = [""] * len(messages)
+        for who, letter in zip(messages, sent, strict=True):
             if letter:
                 asked[who] = letter
             else:  # a node that was unregistered a moment ago

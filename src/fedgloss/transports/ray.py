@@ -576,8 +576,8 @@ def _where_files_differ(error: Exception, worker: _Worker) -> InvalidInput | Non
     if not (isinstance(error, InvalidInput) and worker.hello and path.is_absolute() and path.exists()):
         return None
     found = InvalidInput(
-        f"{path}: is here, but {worker.hello.node} cannot read it; have it at the same path on every node "
-        "(for what is in the cache, set FEDGLOSS_CACHE to a shared folder)"
+        f"{path}: is here, but {worker.hello.node} cannot read it ({str(error).partition(': ')[2]}); have it at "
+        "the same path on every node (for what is in the cache, set FEDGLOSS_CACHE to a shared folder)"
     )
     found.__cause__ = error
     return found
