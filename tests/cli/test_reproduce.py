@@ -17,6 +17,7 @@ from fedgloss.job import build_algorithm
 from fedgloss.records import read_json
 from fedgloss.reports import paper
 from fedgloss.reproduction import Terms
+from fedgloss.reproduction.needs import vectors_kept
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +234,8 @@ def test_mistakes_are_one_line(call, tmp_path: Path, arguments: list[str], messa
     assert message in answer.err
     assert answer.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] in ([], ["cache"])
+
+
+def test_the_disk_of_a_method_counts_every_vector_its_clients_keep() -> None:
+    found = {name: vectors_kept("cifar10-cnn", name) for name in ("fedavg", "fedgloss", "scaffold", "fedsmoo")}
+    assert found == {"fedavg": 0, "fedgloss": 1, "scaffold": 1, "fedsmoo": 2}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+
+import torch
 
 from .. import job, plan
 from ..algorithms import METHODS
@@ -11,9 +14,6 @@ from ..errors import InvalidInput
 from ..reports import paper
 from ..transports import usable_workers
 from .terms import Terms
-
-WITH_MEMORY = ("feddyn", "fedgloss", "naive-fedgloss", "scaffold", "fedgamma", "fedspeed", "fedsmoo")
-"""Methods whose clients keep a vector of their own."""
 
 
 def counted(runs: int) -> str:
@@ -73,8 +73,15 @@ class Rates:
         found = self.of(setting.preset)
         if isinstance(found, str):
             return 0
-        memories = found.clients * 4 * found.parameters if setting.method in WITH_MEMORY else 0
-        return found.disk + memories
+        clients = 1 if METHODS[setting.method].centralised else found.clients
+        return found.disk + clients * vectors_kept(setting.preset, setting.method) * 4 * found.parameters
+
+
+@cache
+def vectors_kept(preset: str, method: str) -> int:
+    """By each client of a method, for itself."""
+    algorithm = job.build_algorithm(resolve(preset, {"algorithm.name": method}).config)
+    return len(algorithm.init_client(torch.zeros(1)).vectors)
 
 
 def forecast_of(config: Config) -> plan.Forecast:
