@@ -239,3 +239,16 @@ def test_mistakes_are_one_line(call, tmp_path: Path, arguments: list[str], messa
 def test_the_disk_of_a_method_counts_every_vector_its_clients_keep() -> None:
     found = {name: vectors_kept("cifar10-cnn", name) for name in ("fedavg", "fedgloss", "scaffold", "fedsmoo")}
     assert found == {"fedavg": 0, "fedgloss": 1, "scaffold": 1, "fedsmoo": 2}
+
+
+def test_released_terms_look_behind_a_first_eigenvalue(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "fedgloss.reproduction.measuring.measure_flatness", lambda run, how, measures: asked.append(measures.top)
+    )
+    options = ["--rounds", "1", "--seeds", "0", "--jobs", "1", "--set", "data.split=hsu"]
+    for fidelity in ("paper", "released"):
+        command = ["sota_cnn_eig", "--cell", "*/cifar10/alpha=0/fedavg", "--fidelity", fidelity, "--out", fidelity]
+        answer = call(*command, *options, "--set", "data.options.emulate_leak=false")
+        assert answer.code == 0, answer.err
+    assert asked == [1, 5]

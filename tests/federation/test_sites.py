@@ -406,6 +406,24 @@ def test_a_run_may_be_made_longer_but_not_shorter(tmp_path: Path) -> None:
     assert folder.config.read_text() == planned(3).config
 
 
+def test_an_end_whose_last_rounds_passed_unevaluated_is_refused(tmp_path: Path) -> None:
+    def planned(rounds: int) -> Learning:
+        chosen = learning("fedgloss", rounds=rounds)
+        return replace(chosen, plan=replace(chosen.plan, eval_every=100, window=2 if rounds == 5 else 1))
+
+    asked: list[int] = []
+
+    def silent_after_two_rounds(site: int, *_: object) -> list[Reply] | None:
+        asked.append(site)
+        return [] if len(asked) > 2 * SITES else None
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(TooFewSites):
+        serve(planned(5), Courier(planned(5), tmp_path, silent_after_two_rounds), folder, attempts=1)
+    with pytest.raises(InvalidInput, match="has gone past round 2 without an evaluation; ask for more rounds"):
+        serve(planned(2), Courier(planned(2), tmp_path), folder)
+
+
 def test_a_run_that_goes_on_has_no_former_summary(tmp_path: Path) -> None:
     folder, courier = RunFolder(tmp_path / "run"), Courier(learning("fedgloss", rounds=2), tmp_path)
     serve(learning("fedgloss", rounds=1), courier, folder)

@@ -223,3 +223,15 @@ def test_no_line_of_any_content_stops_the_report(tmp_path: Path) -> None:
                 except InvalidInput:
                     continue
                 json.dumps(page_data([found], problems), allow_nan=False)
+
+
+def test_a_line_measured_on_one_split_and_again_on_all_is_one_line(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study / "fedsam-seed1", tmp_path / "run")
+    folder = tmp_path / "run" / "analysis"
+    (file,) = folder.glob("interpolation-*.json")
+    alone = json.loads(file.read_text())["train"]
+    (folder / f"{file.stem}-train.json").write_text(json.dumps({"train": alone}))
+    elsewhere = {**alone, "to": "another"}
+    (folder / "interpolation-to-another-last.json").write_text(json.dumps({"train": elsewhere}))
+    found = [m for m in read_run(tmp_path / "run", "run")[0].measurements if m.kind == "interpolation"]
+    assert sorted(m.content["to"] for m in found) == sorted([alone["to"], "another"])
